@@ -1,0 +1,122 @@
+"""What has to be mended in the pages that the theme and its companions write?
+
+Each cure names its finding. Those that a template can hold are in ``_templates``; a test builds the
+pages without them and says when one is no longer needed.
+"""
+
+import re
+from pathlib import Path
+
+import imagesize
+from docutils import nodes
+from fontTools import subset
+from myst_nb import sphinx_ as myst_nb
+from sphinx.writers.html5 import HTML5Translator
+
+
+def drop_thebe(app, config):
+    """Page error "THEBE_JS_URL has already been declared", and a script from another host.
+
+    Jupyter Book always loads sphinx-thebe, which talks to a server that this book does without.
+    """
+    for listeners in app.events.listeners.values():
+        listeners[:] = [x for x in listeners if x.handler.__module__ != "sphinx_thebe"]
+    styles = app.registry.css_files
+    styles[:] = [style for style in styles if style[0] != "sphinx-thebe.css"]
+
+
+def merge_singlehtml(app):
+    """sphinx-exercise registers nodes for the builder singlehtml (the PDF is printed from it), and
+    from then on Sphinx does not find there what is registered for html only: hidden cells crash it.
+    """
+    handlers = app.registry.translation_handlers
+    if "singlehtml" in handlers:
+        handlers["singlehtml"] = {**handlers.get("html", {}), **handlers["singlehtml"]}
+
+
+def visit_hidden_cell(self, node):
+    """axe label-content-name-mismatch (WCAG 2.5.3): myst-nb's ``<summary>`` carries another name
+    than the text one sees.
+    """
+    start = len(self.body)
+    myst_nb.visit_HideCellInput(self, node)
+    self.body[start:] = [
+        text.replace(' aria-label="Toggle hidden content"', "") for text in self.body[start:]
+    ]
+
+
+def visit_image(self, node):
+    """A long page loads all its figures before the first one is looked at, and what stands below
+    jumps when one arrives: load late, and reserve the room.
+    """
+    node["loading"] = "lazy"
+    width, height = imagesize.get(Path(self.builder.srcdir) / node["uri"])
+    start = len(self.body)
+    HTML5Translator.visit_image(self, node)
+    if width > 0:
+        size = f'<img width="{width}" height="{height}" '
+        self.body[start:] = [text.replace("<img ", size, 1) for text in self.body[start:]]
+
+
+def visit_citation(self, node):
+    """axe aria-allowed-role, aria-deprecated-role: the entries of the bibliography, which docutils
+    puts into a list without making them its items.
+    """
+    start = len(self.body)
+    HTML5Translator.visit_citation(self, node)
+    self.body[start:] = [
+        text.replace('role="doc-biblioentry"', 'role="listitem"') for text in self.body[start:]
+    ]
+
+
+def drop_unused_files(app, exception):
+    """fontawesome.js, which the template no longer loads, and source maps: 4 of 7 MB."""
+    if exception or app.builder.format != "html":
+        return
+    static = Path(app.outdir) / "_static"
+    for path in (static / "scripts" / "fontawesome.js", *static.rglob("*.map")):
+        path.unlink(missing_ok=True)
+
+
+def subset_icons(app, exception):
+    """300 KB of icon fonts for a dozen icons."""
+    if exception or app.builder.format != "html":
+        return
+    out = Path(app.outdir)
+    fonts = out / "_static" / "vendor" / "fontawesome" / "webfonts"
+    text = "".join(
+        p.read_text(encoding="utf-8") for p in (*out.rglob("*.html"), *out.rglob("*.js"))
+    )
+    css = "".join(p.read_text(encoding="utf-8") for p in (out / "_static").rglob("*.css"))
+    used = set(re.findall(r"\bfa-([a-z0-9-]+)", text))
+    points = {ord(c) for c in css if 0xE000 <= ord(c) <= 0xF8FF}  # in the theme's own rules
+    for selectors, code in re.findall(r'([^{}]+)\{[^{}]*:\s*"\\([0-9a-f]{2,5})"', css):
+        names = set(re.findall(r"\.fa-([a-z0-9-]+)", selectors))
+        if not names or names & used:
+            points.add(int(code, 16))
+    options = subset.Options(flavor="woff2", hinting=False)
+    for path in fonts.glob("*.woff2"):
+        font = subset.load_font(str(path), options)
+        subsetter = subset.Subsetter(options)
+        subsetter.populate(unicodes=points)
+        subsetter.subset(font)
+        subset.save_font(font, str(path), options)
+    for path in fonts.glob("*.ttf"):
+        path.unlink()
+
+
+def setup(app):
+    app.connect("config-inited", drop_thebe)
+    app.connect("builder-inited", merge_singlehtml)
+    app.add_node(
+        myst_nb.HideCodeCellNode,
+        override=True,
+        html=(visit_hidden_cell, myst_nb.depart_HideCellInput),
+    )
+    app.add_node(
+        nodes.citation, override=True, html=(visit_citation, HTML5Translator.depart_citation)
+    )
+    app.add_node(nodes.image, override=True, html=(visit_image, HTML5Translator.depart_image))
+    app.connect("build-finished", drop_unused_files)
+    app.connect("build-finished", subset_icons)
+    return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}
