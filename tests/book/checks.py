@@ -316,7 +316,7 @@ def _unsourced(prose, shown, literal, listed):
 
 def _disagrees(key, source):
     """A source such as ``tests/benchmarks/graph.json: compiled_speedup`` is looked up."""
-    match = re.fullmatch(r"(tests/\S+\.json): (\w+)", source)
+    match = re.fullmatch(r"(tests/\S+\.json): (.+)", source)
     if not match:
         return []
     try:

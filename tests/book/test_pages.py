@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+
 from tools import refresh
 
 from . import checks, markdown

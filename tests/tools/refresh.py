@@ -26,7 +26,7 @@ from nbclient import NotebookClient
 ROOT = Path(__file__).resolve().parents[2]
 KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}
 LANGUAGE = {"name": "python"}
-KEEP_CELL = ("tags", "mystnb", "claims", "figure_tolerance", "nbval_reason", "editable",
+KEEP_CELL = ("tags", "mystnb", "jupyter", "claims", "figure_tolerance", "nbval_reason", "editable",
              "deletable")  # fmt: skip
 KEEP_NOTEBOOK = ("myst", "numbers")
 

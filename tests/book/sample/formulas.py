@@ -1,6 +1,7 @@
 """The check of the sample notebook's equation, as a chapter registers it in tests/formulas."""
 
 import torch
+
 from formulas import formula, grad, leaf
 
 
