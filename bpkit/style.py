@@ -99,4 +99,6 @@ class Table:
             + "</tr>"
             for row in self.rows
         )
-        return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+        # The class "dataframe" is laid out well by notebooks and by the book's theme.
+        head, body = f"<thead><tr>{head}</tr></thead>", f"<tbody>{body}</tbody>"
+        return f'<table class="dataframe">{head}{body}</table>'
