@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from filelock import FileLock
+
 from site_books import build, write_small_book, write_stock_book
 from site_checks import ROOT
 

@@ -12,6 +12,7 @@ import matplotlib.figure
 import nbformat
 import yaml
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
+
 from site_checks import ROOT
 
 

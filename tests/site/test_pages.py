@@ -8,6 +8,7 @@ import re
 import sys
 
 import pytest
+
 import site_checks as checks
 from site_books import build, write_small_book, write_stock_book
 from site_checks import ROOT

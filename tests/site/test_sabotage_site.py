@@ -3,6 +3,7 @@
 import shutil
 
 import pytest
+
 import site_checks as checks
 
 PAGE = "chapters/01_one.html"

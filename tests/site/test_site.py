@@ -6,12 +6,13 @@ from collections import Counter
 
 import nbformat
 import pytest
-import site_checks as checks
 import yaml
 from markdown_it import MarkdownIt
 from mdit_py_plugins.amsmath import amsmath_plugin
 from mdit_py_plugins.colon_fence import colon_fence_plugin
 from mdit_py_plugins.dollarmath import dollarmath_plugin
+
+import site_checks as checks
 from site_checks import ROOT
 
 READ = ("light", "dark")
