@@ -2,7 +2,7 @@
 // Without this script the page shows the static figure; with it, the walk takes the figure's place.
 (() => {
   const SVG = "http://www.w3.org/2000/svg";
-  const COLUMN = 160, ROW = 98;
+  const COLUMN = 172, ROW = 98;
 
   const svg = (name, attributes, parent, text) => {
     const element = document.createElementNS(SVG, name);
@@ -60,7 +60,7 @@
       const where = fork ? (join ? 0.54 : 0.62) : join ? 0.32 : 0.5;
       const [from, to] = [at(source), at(data.nodes[edge.to])];
       return {
-        down: arrow(picture, from, to, shift, "down", source.kind === "constant" ? "" : twins.length > 1 ? source.value : named(source), where),
+        down: arrow(picture, from, to, shift, "down", source.kind === "constant" ? "" : twins.length > 1 || data.edges.findIndex((e) => e.from === edge.from) < k ? source.value : named(source), where),
         up: edge.gradient ? arrow(picture, from, to, shift, "up", edge.gradient, where + 0.16 * fork) : null,
       };
     });
@@ -86,6 +86,7 @@
     const box = picture.getBBox();
     picture.setAttribute("viewBox", `${box.x - 4} ${box.y - 6} ${box.width + 8} ${box.height + 10}`);
     picture.style.maxWidth = `${box.width * 1.1}px`;
+    picture.style.minWidth = `${box.width * 0.6}px`;  // smaller, and its numbers can't be read
     return { picture, nodes, edges, exit };
   }
 
