@@ -369,13 +369,19 @@ def _flat(value: Any) -> list[Any]:
 def reader_line(frame: FrameType | None) -> Line | None:
     """The innermost line outside PyTorch and ``bpkit``, or ``None``."""
     while frame is not None:
-        filename = frame.f_code.co_filename
-        if not filename.startswith(_LIBRARIES):
-            number = frame.f_lineno
-            text = linecache.getline(filename, number).strip()
-            return Line(filename, frame.f_code.co_name, number, text)
+        line = line_of(frame, frame.f_lineno)
+        if line is not None:
+            return line
         frame = frame.f_back
     return None
+
+
+def line_of(frame: FrameType, number: int) -> Line | None:
+    """Line ``number`` of this frame if it is the reader's code."""
+    filename = frame.f_code.co_filename
+    if filename.startswith(_LIBRARIES):
+        return None
+    return Line(filename, frame.f_code.co_name, number, linecache.getline(filename, number).strip())
 
 
 def fill_gradients(graph: Graph, output: Tensor) -> None:
