@@ -59,7 +59,7 @@ from bpkit.record import (
 )
 
 
-@dataclass
+@dataclass(repr=False)
 class Origin:
     """The operation, input or parameter that a NaN or a guilty infinity comes from.
 
@@ -107,6 +107,8 @@ class Origin:
 
     def __str__(self) -> str:
         return "\n".join(f"{name:7} {text}" for name, text in self._table().items())
+
+    __repr__ = __str__
 
     def _repr_html_(self) -> str:
         left = 'style="text-align:left"'

@@ -43,7 +43,8 @@ class Faults(SphinxDirective):
         return sections
 
     def fault(self, fault):
-        section = nodes.section(ids=[fault.slug], classes=["fault"])
+        section = nodes.section(ids=[fault.slug], names=[fault.slug], classes=["fault"])
+        self.state.document.note_explicit_target(section)
         section += nodes.title("", "", *self.inline(fault.title))
         seen = nodes.bullet_list()
         for symptom in fault.symptoms:
