@@ -40,6 +40,8 @@ class Claims(SphinxDirective):
             if match := CHAPTER.match(docname):
                 chapters.setdefault(int(match[1]), []).append(docname)
                 self.env.note_dependency(self.env.doc2path(docname))
+        # A chapter is there with its main notebook, 08_… and not 08e_…
+        chapters = {n: docs for n, docs in chapters.items() if any(f"/{n:02d}_" in d for d in docs)}
         # A claim of several chapters stands once, under the first of them.
         grouped = {number: [] for number in sorted(chapters)}
         for claim in ledger:

@@ -16,7 +16,8 @@ CHAPTERS = ROOT / "chapters"
 NOTEBOOKS = sorted(CHAPTERS.glob("*.ipynb"))
 PAGES = sorted(CHAPTERS.glob("*.md"))
 LEDGER = json.loads((ROOT / "tests" / "claims.json").read_text(encoding="utf-8"))
-NUMBERED = sorted({int(p.stem[:2]) for p in NOTEBOOKS if p.stem[:2].isdigit()})
+# A chapter is there with its main notebook: 08_failure_modes and not yet 08e_diagnosis.
+NUMBERED = sorted({int(p.stem[:2]) for p in NOTEBOOKS if p.stem[:2].isdigit() and p.stem[2] == "_"})
 VERDICTS = {"holds": 72, "caveat": 104, "wrong": 27, "untestable": 32}  # after the second run
 
 
