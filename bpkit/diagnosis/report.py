@@ -79,6 +79,7 @@ _CAUSES: dict[str, frozenset[str]] = {
     "parameter-rebound": frozenset({"stale-optimizer", "optimizer-missing-params", *_STARVED}),
     "unregistered-parameter": _STARVED | {"second-backward"},
     "detached": _STARVED,
+    "missing-create-graph": _STARVED,
     "no-grad-block": _STARVED | {"detached"},
     "nondifferentiable-term": _STARVED | {"detached"},
     "checkpoint-input-no-grad": _STARVED | {"detached", "no-grad-block"},
@@ -247,15 +248,16 @@ def _plain(finding: Finding) -> dict[str, Any]:
 def _folded(findings: list[Finding]) -> list[Finding]:
     """One finding per slug, in the order of the triage, consequences under their causes."""
     first: dict[str, Finding] = {}
+    places: dict[str, dict[str, None]] = {}  # in order, each once
     for given in findings:
         finding = copy.copy(given)
         finding.follows = []
+        places.setdefault(finding.slug, {})[finding.where] = None
         known = first.setdefault(finding.slug, finding)
-        if known is not finding:
-            if known.severity == "note" and finding.severity == "fault":
-                first[finding.slug], finding = finding, known
-            if finding.where not in first[finding.slug].where.split("; "):
-                first[finding.slug].where += f"; {finding.where}"
+        if known.severity == "note" and finding.severity == "fault":
+            first[finding.slug] = finding
+    for slug, finding in first.items():
+        finding.where = "; ".join(places[slug])
     causes = list(first.values())
     roots = []
     for finding in causes:

@@ -386,16 +386,14 @@ def shape_broadcast(evidence) -> Iterator[Finding]:
                 continue
             if not values[1].shape or not _spreads(values[0].shape, values[1].shape):
                 continue
+            if seen.flow.behind(values[0]) is seen.flow.behind(values[1]):
+                continue  # a table of all pairs, made on purpose
             data = [seen.flow.is_data(value) for value in values]
             learned = [_learned(seen, value) for value in values]
             rows = values[0].shape[0] == values[1].shape[0] == evidence.rows
             batch = [any(s.startswith("batch") for s in seen.flow.of(v)) for v in values]
             one = rows and any(learned) and all(batch)
-            both = (
-                all(learned)
-                and rows
-                and seen.flow.behind(values[0]) is not seen.flow.behind(values[1])
-            )
+            both = all(learned) and rows
             if (data[0] and learned[1]) or (data[1] and learned[0]) or both or one:
                 shapes = " and ".join(str(list(value.shape)) for value in values)
                 made = torch.broadcast_shapes(values[0].shape, values[1].shape)

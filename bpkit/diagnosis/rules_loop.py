@@ -301,9 +301,12 @@ def ownership(model, evidence) -> Iterator[Finding]:
         known = evidence.parameters
         lost = [d for d in fact.details if known.get(d["name"], {}).get("owner") is None]
         if lost:
+            # What made the new tensor inside the forward pass gets no gradient any more.
+            others = set(known) - {d["name"] for d in fact.details}
+            cut = any(others & set(look["unreached"]) for look in evidence.graphs)
             yield Finding(
-                "parameter-rebound",
-                _names([d["name"] for d in lost]),
+                "rewrapped-parameter" if cut else "parameter-rebound",
+                _names(list(dict.fromkeys(d["name"] for d in lost))),
                 f"since step {fact.first} the name holds another tensor than before, which no "
                 "optimizer has",
             )
