@@ -36,6 +36,7 @@ from bpkit.diagnosis.probes import (
     random_in_eval,
 )
 from bpkit.diagnosis.report import Report
+from bpkit.diagnosis.wiring import dense
 from bpkit.nonfinite import Origin, find_inplace, find_nonfinite
 from bpkit.preserve import preserve
 from bpkit.record import Operation
@@ -237,7 +238,7 @@ def _look_for_nonfinite(evidence, loss_fn, batch, place, seen: Observation | Non
     if seen is not None:
         values = [seen.loss, *seen.gradients.values()]
         values = [v for v in values if isinstance(v, Tensor)]
-        if all(bool(v.isfinite().all()) for v in map(_dense, values)):
+        if all(bool(v.isfinite().all()) for v in map(dense, values)):
             return False
     with preserve(evidence.model, *evidence.optimizers):
         try:
@@ -247,10 +248,6 @@ def _look_for_nonfinite(evidence, loss_fn, batch, place, seen: Observation | Non
     if origin is not None:
         evidence.origins.append((place, origin))
     return origin is not None
-
-
-def _dense(tensor: Tensor) -> Tensor:
-    return tensor.to_dense() if tensor.layout != torch.strided else tensor
 
 
 def _experiment(evidence: Checked, loss_fn, first: Observation) -> None:
@@ -408,7 +405,7 @@ def _loop(evidence, loss_fn, batches, quiet: bool = False) -> tuple[list[float],
             continue
         losses.append(float(loss.detach()))
         finite = math.isfinite(losses[-1]) and all(
-            bool(_dense(p.grad).isfinite().all()) for p in model.parameters() if p.grad is not None
+            bool(dense(p.grad).isfinite().all()) for p in model.parameters() if p.grad is not None
         )
         if not finite:
             if not quiet and not evidence.origins:

@@ -64,7 +64,10 @@ def _loss(ax: Axes, data: dict, baseline: dict | None) -> str:
     first, last = known[:size].mean(), known[-size:].mean()
     what = "fell" if last < first else "rose"
     lost = len(loss) - len(known)
-    return f"Loss {what} from {first:.3g} to {last:.3g}" + (f"; {lost} not finite" if lost else "")
+    peak = f", with a peak of {known.max():.3g}" if known.max() > 3 * max(first, last) else ""
+    return f"Loss {what} from {first:.3g} to {last:.3g}{peak}" + (
+        f"; {lost} not finite" if lost else ""
+    )
 
 
 def _norm(ax: Axes, data: dict, baseline: dict | None) -> str:
@@ -106,7 +109,7 @@ def _update(ax: Axes, data: dict, baseline: dict | None) -> str:
     if len(late) == 0:
         return "No weight moved"
     return (
-        f"A step moves a weight by {np.median(late):.1g} of its norm, at most by {late.max():.1g}"
+        f"A step moves a weight by {np.median(late):.2g} of its norm, at most by {late.max():.2g}"
     )
 
 

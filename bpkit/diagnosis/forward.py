@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from bpkit.diagnosis.batches import tensors_in
 from bpkit.graph import Graph, Node
-from bpkit.record import Line, Operation, Recording, Value, record
+from bpkit.record import Operation, Recording, Value, record
 
 # They read a tensor but nothing of its values.
 _ABOUT = frozenset((
@@ -284,7 +284,3 @@ def _backward(seen: Observation) -> None:
         same = torch.equal(values.nan_to_num(), parameter.detach().nan_to_num())
         if not same:
             seen.written.append(name)
-
-
-def reader_place(line: Line | None) -> str:
-    return str(line) if line is not None else "unknown line"

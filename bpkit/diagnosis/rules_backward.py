@@ -18,6 +18,7 @@ from bpkit.diagnosis.batches import tensors_in
 from bpkit.diagnosis.faults import for_error
 from bpkit.diagnosis.forward import SHAPING, Observation
 from bpkit.diagnosis.report import Finding
+from bpkit.diagnosis.wiring import dense, held_at, listed
 from bpkit.record import Operation, Value, line_of
 
 # No derivative, or one that is 0 wherever it exists.
@@ -144,7 +145,7 @@ def unregistered_parameter(evidence) -> Iterator[Finding]:
         for leaf in strange_leaves(evidence, seen):
             if _source_of(seen, leaf) is not None:
                 continue
-            path = attribute_of(evidence.model, leaf)
+            path = held_at(evidence.model, leaf)
             if path is None and (not isinstance(leaf, nn.Parameter) or _is_elsewhere(leaf)):
                 continue  # an outside tensor that collects a gradient may be somebody's aim
             yield Finding(
@@ -168,52 +169,8 @@ def _is_elsewhere(leaf: Tensor) -> bool:
     )
 
 
-def attribute_of(model: nn.Module, leaf: Tensor) -> str | None:
-    """The attribute of a module that holds ``leaf``, or a tensor computed from it."""
-    for name, module in model.named_modules():
-        for key, value in vars(module).items():
-            if key in ("_parameters", "_buffers", "_modules"):
-                continue
-            for path, tensor in _held(value, f"{name}.{key}".lstrip(".")):
-                if tensor is leaf or _starts_at(tensor, leaf):
-                    return path
-    return None
-
-
-def _held(value, path: str) -> Iterator[tuple[str, Tensor]]:
-    if isinstance(value, nn.Module):
-        for name, tensor in value.named_parameters():
-            yield f"{path}.{name}", tensor
-    elif isinstance(value, Tensor):
-        yield path, value
-    elif isinstance(value, list | tuple):
-        for index, item in enumerate(value):
-            yield from _held(item, f"{path}[{index}]")
-    elif isinstance(value, dict):
-        for key, item in value.items():
-            yield from _held(item, f"{path}[{key!r}]")
-    elif type(value).__module__ not in ("builtins", "torch") and hasattr(value, "__dict__"):
-        for key, item in vars(value).items():
-            if isinstance(item, Tensor | nn.Module | list | tuple):
-                yield from _held(item, f"{path}.{key}")
-
-
-def _starts_at(tensor: Tensor, leaf: Tensor) -> bool:
-    todo, seen = [tensor.grad_fn], set()
-    while todo:
-        function = todo.pop()
-        if function is None or function in seen:
-            continue
-        seen.add(function)
-        if getattr(function, "variable", None) is leaf:
-            return True
-        todo += [source for source, _ in function.next_functions]
-    return False
-
-
 def _names(sources: list[str]) -> str:
-    short = sorted(source.removeprefix("parameter:") for source in sources)
-    return ", ".join(short[:3]) + (", …" if len(short) > 3 else "")
+    return listed(sorted(source.removeprefix("parameter:") for source in sources), 3)
 
 
 def starved(evidence) -> Iterator[Finding]:
@@ -599,18 +556,12 @@ def wrong_backward(evidence) -> Iterator[Finding]:
             ("torch.", "lightning")
         )
         if name and own and inspect.isfunction(method) and id(module) in ran:
-            if _called_by_reader(evidence, method):
-                continue
             yield Finding(
                 "wrong-backward",
                 f"{name} ({type(module).__name__})",
                 "its class defines backward(); autograd calls backward only of "
                 "torch.autograd.Function, so the layer passes the ordinary gradient",
             )
-
-
-def _called_by_reader(evidence, method) -> bool:
-    return False
 
 
 def zero_init_both(evidence) -> Iterator[Finding]:
@@ -622,7 +573,7 @@ def zero_init_both(evidence) -> Iterator[Finding]:
             start = evidence.start.get(name)
             if gradient is None or start is None or parameter.ndim < 2:
                 continue
-            if not bool(start.any()) and not bool(_dense(gradient).any()):
+            if not bool(start.any()) and not bool(dense(gradient).any()):
                 zero.append(name)
     if len(zero) > 1 and all(n in evidence.unmoved for n in zero):
         # With every weight zero the units are alike as well: that is the better name.
@@ -646,10 +597,6 @@ def _low_rank(evidence, names: list[str]) -> bool:
     )
 
 
-def _dense(gradient: Tensor) -> Tensor:
-    return gradient.to_dense() if gradient.layout != torch.strided else gradient
-
-
 def nondifferentiable_step(evidence) -> Iterator[Finding]:
     """A rounding or a sign on the only way: the graph is whole and its derivative 0."""
     for seen in evidence.observations[:1]:
@@ -660,7 +607,7 @@ def nondifferentiable_step(evidence) -> Iterator[Finding]:
             for n, g in seen.gradients.items()
             if g is not None
             and id(seen.parameters[n]) in evidence.owned
-            and not bool(_dense(g).any())
+            and not bool(dense(g).any())
         ]
         for node in seen.graph.operations:
             operation = seen.operation_of(node)
@@ -726,7 +673,7 @@ def _relative(evidence) -> list[tuple[str, float]]:
                     continue
                 size = float(evidence.start.get(name, parameter).double().norm())
                 if size:
-                    ratio = float(_dense(gradient).double().norm()) / size
+                    ratio = float(dense(gradient).double().norm()) / size
                     order[name] = max(order.get(name, 0.0), ratio)
     return list(order.items())
 

@@ -15,6 +15,7 @@ from bpkit.diagnosis.batches import tensors_in
 from bpkit.diagnosis.forward import SHAPING, Observation
 from bpkit.diagnosis.probes import LOSSES
 from bpkit.diagnosis.report import Finding
+from bpkit.diagnosis.wiring import listed
 from bpkit.record import Operation, Value
 
 _NORMS = ("batch_norm", "layer_norm", "group_norm", "instance_norm", "rms_norm")
@@ -197,10 +198,6 @@ def label_misaligned(evidence) -> Iterator[Finding]:
         yield Finding(
             "label-misaligned",
             str(found.operation.line),
-            f"changing example {found.row} changes rows {_few(found.predicted)} of the "
-            f"prediction, changing its target changes rows {_few(found.targets)}",
+            f"changing example {found.row} changes rows {listed(map(str, found.predicted))} of the "
+            f"prediction, changing its target changes rows {listed(map(str, found.targets))}",
         )
-
-
-def _few(rows: list[int]) -> str:
-    return ", ".join(map(str, rows[:4])) + (", …" if len(rows) > 4 else "")

@@ -15,6 +15,7 @@ from torch import nn
 from bpkit.diagnosis.evidence import Evidence, Fact
 from bpkit.diagnosis.faults import for_error
 from bpkit.diagnosis.report import Finding
+from bpkit.diagnosis.wiring import listed
 
 
 def rules(model: nn.Module, evidence: Evidence) -> Iterator[Finding]:
@@ -42,10 +43,6 @@ def rules(model: nn.Module, evidence: Evidence) -> Iterator[Finding]:
         yield from rule(model, evidence)
 
 
-def _names(names: list[str]) -> str:
-    return ", ".join(names[:4]) + (", …" if len(names) > 4 else "")
-
-
 def _often(evidence: Evidence, name: str, least: int = 2) -> Fact | None:
     """The fact, if it happened at least so often and on half of the steps."""
     fact = evidence.facts.get(name)
@@ -67,7 +64,7 @@ def missing_zero_grad(model, evidence) -> Iterator[Finding]:
         detail = fact.details[0]
         yield Finding(
             "missing-zero-grad",
-            f"{_line(evidence, 'backward')}, {_names(detail['parameters'])}",
+            f"{_line(evidence, 'backward')}, {listed(detail['parameters'])}",
             f"on {fact.count} of {evidence.steps} steps the gradient still held what an earlier "
             f"step had used ({len(detail['parameters'])} of {detail['of']} parameters at step "
             f"{fact.first})",
@@ -202,7 +199,7 @@ def clipping(model, evidence) -> Iterator[Finding]:
         call = next((c for c in _calls(evidence) if c["phase"] != "gradients"), None)
         yield Finding(
             "clip-after-step",
-            call["line"] if call else _names(late.details[0].get("parameters", [])),
+            call["line"] if call else listed(late.details[0].get("parameters", [])),
             f"after {late.count} of {evidence.steps} steps gradients were written to that the "
             "step had used already, and not to zero them",
         )
@@ -306,7 +303,7 @@ def ownership(model, evidence) -> Iterator[Finding]:
             cut = any(others & set(look["unreached"]) for look in evidence.graphs)
             yield Finding(
                 "rewrapped-parameter" if cut else "parameter-rebound",
-                _names(list(dict.fromkeys(d["name"] for d in lost))),
+                listed(list(dict.fromkeys(d["name"] for d in lost))),
                 f"since step {fact.first} the name holds another tensor than before, which no "
                 "optimizer has",
             )
@@ -318,7 +315,7 @@ def ownership(model, evidence) -> Iterator[Finding]:
     if froze:
         yield Finding(
             "frozen-by-accident",
-            _names(froze),
+            listed(froze),
             "requires_grad was switched off during the loop; an optimizer holds it",
         )
     fed = [n for n, f in evidence.parameters.items() if f["looks"] > 1 and f["nonzero_gradient"]]
@@ -331,7 +328,7 @@ def ownership(model, evidence) -> Iterator[Finding]:
     if thawed:
         yield Finding(
             "optimizer-missing-params",
-            _names(thawed),
+            listed(thawed),
             "they became trainable during the loop and get gradients; no optimizer holds them",
         )
     outside = [o for optimizer in evidence.optimizers for o in optimizer.get("outside", [])]
@@ -341,7 +338,7 @@ def ownership(model, evidence) -> Iterator[Finding]:
         if same:
             yield Finding(
                 "stale-optimizer",
-                _names(same),
+                listed(same),
                 f"they got gradients in all {evidence.steps} steps and never moved; the optimizer "
                 f"holds {len(outside)} tensors of other objects, of the same shapes",
             )
@@ -388,9 +385,9 @@ def hook_modifies_parameter(model, evidence) -> Iterator[Finding]:
         hooked = [n for n, f in evidence.parameters.items() if f["hooks"] or f["post_hooks"]]
         yield Finding(
             "hook-modifies-parameter",
-            _names(hooked or during[0]["parameters"]),
+            listed(hooked or during[0]["parameters"]),
             f"backward changed the values of {during[0]['number']} parameters "
-            f"({_names(during[0]['parameters'])}), on each of {len(during)} steps looked at",
+            f"({listed(during[0]['parameters'])}), on each of {len(during)} steps looked at",
         )
 
 
@@ -413,7 +410,7 @@ def eval_mode_left_on(model, evidence) -> Iterator[Finding]:
     if later or share == 1:
         yield Finding(
             "eval-mode-left-on",
-            f"from step {fact.first} on: {_names(acting)}",
+            f"from step {fact.first} on: {listed(acting)}",
             f"{fact.count} of {evidence.backwards} backward passes ran in evaluation mode"
             + (", after training mode" if later else ""),
         )
@@ -427,7 +424,7 @@ def part_in_eval(model, evidence) -> Iterator[Finding]:
     if parts:
         yield Finding(
             "eval-mode-left-on",
-            _names(parts),
+            listed(parts),
             f"{len(parts)} layers were in evaluation mode while the model was in training mode",
             severity="note",
         )

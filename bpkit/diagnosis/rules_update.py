@@ -16,8 +16,9 @@ from torch import nn
 
 from bpkit.diagnosis.forward import Observation
 from bpkit.diagnosis.report import Finding
-from bpkit.diagnosis.rules_backward import attribute_of, strange_leaves
+from bpkit.diagnosis.rules_backward import strange_leaves
 from bpkit.diagnosis.rules_data import targets
+from bpkit.diagnosis.wiring import dense, held_at, listed
 from bpkit.record import Value
 
 
@@ -35,10 +36,6 @@ def undecided(evidence) -> list[str]:
             "Nothing was trained: no optimizer was given, so ownership and step size are unknown."
         )
     return said
-
-
-def _names(names: list[str]) -> str:
-    return ", ".join(names[:4]) + (", …" if len(names) > 4 else "")
 
 
 def ownership(evidence) -> Iterator[Finding]:
@@ -61,7 +58,7 @@ def ownership(evidence) -> Iterator[Finding]:
         if same:
             yield Finding(
                 "stale-optimizer",
-                _names(same),
+                listed(same),
                 f"the optimizer holds {len(foreign)} tensors that the model no longer has and "
                 f"lacks {len(missing)} that it has, of the same shapes",
             )
@@ -75,9 +72,7 @@ def ownership(evidence) -> Iterator[Finding]:
 def _fed(evidence, name: str) -> bool:
     for seen in evidence.observations:
         gradient = seen.gradients.get(name)
-        if gradient is not None and bool(
-            (gradient.to_dense() if gradient.is_sparse else gradient).any()
-        ):
+        if gradient is not None and bool(dense(gradient).any()):
             return True
     return False
 
@@ -96,7 +91,7 @@ def _missing(evidence, missing: list[str], total: int) -> Iterator[Finding]:
     severity = "fault" if (behind and supervised) or (between and few) else "note"
     yield Finding(
         "optimizer-missing-params",
-        _names(missing),
+        listed(missing),
         f"{len(missing)} of {total} trainable parameters get a gradient and belong to no optimizer",
         severity=severity,
     )
@@ -121,7 +116,7 @@ def _outside(evidence) -> Iterator[Finding]:
         if seen.graph is None:
             return
         strange = [p for p in strange_leaves(evidence, seen) if isinstance(p, nn.Parameter)]
-        strange = [p for p in strange if attribute_of(evidence.model, p) is None]
+        strange = [p for p in strange if held_at(evidence.model, p) is None]
         for parameter in strange:
             for holder in gc.get_referrers(parameter):
                 owners = [
@@ -167,7 +162,7 @@ def decay_on_norms_and_biases(model, optimizers) -> Iterator[Finding]:
         if hit and any(n in gains.values() for n in hit) and most * _rate(optimizer) >= 1e-6:
             yield Finding(
                 "weight-decay-on-norm-bias",
-                _names(hit),
+                listed(hit),
                 f"weight_decay={most:g} acts on {len(hit)} gains and biases",
                 severity="note",
             )
@@ -224,9 +219,7 @@ def _has_gradient(evidence) -> bool:
         for name, gradient in seen.gradients.items():
             if gradient is not None and evidence.start[name].ndim > 1:
                 size = float(evidence.start[name].double().norm())
-                norm = float(
-                    (gradient.to_dense() if gradient.is_sparse else gradient).double().norm()
-                )
+                norm = float(dense(gradient).double().norm())
                 if norm > 1e-6 * size > 0:
                     return True
     return False

@@ -52,6 +52,17 @@ def _values(tensor: Tensor) -> Tensor:
     return tensor if tensor.dtype in _PLAIN else tensor.float()
 
 
+def dense(tensor: Tensor) -> Tensor:
+    """A sparse gradient with its zeros; others as they are."""
+    return tensor.to_dense() if tensor.layout != torch.strided else tensor
+
+
+def listed(names: Iterable[str], most: int = 4) -> str:
+    """For a finding: the first few of them."""
+    names = list(names)
+    return ", ".join(names[:most]) + (", …" if len(names) > most else "")
+
+
 def stacked(values: list[Tensor]) -> Tensor | None:
     """One tensor of the numbers, on the device of the first."""
     if not values:
@@ -148,3 +159,8 @@ def _tensors(value: Any, path: str, depth: int = 4) -> Iterator[tuple[str, Tenso
     elif depth and isinstance(value, list | tuple | set):
         for index, item in enumerate(list(value)[:1000]):
             yield from _tensors(item, f"{path}[{index}]", depth - 1)
+    elif (
+        depth and type(value).__module__ not in ("builtins", "torch") and hasattr(value, "__dict__")
+    ):
+        for key, item in list(vars(value).items()):
+            yield from _tensors(item, f"{path}.{key}", depth - 1)
