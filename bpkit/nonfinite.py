@@ -19,7 +19,7 @@ import linecache
 import math
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -30,6 +30,7 @@ from torch import Tensor, nn
 from torch.autograd.function import BackwardCFunction
 from torch.overrides import TorchFunctionMode
 
+from bpkit.batches import items_in
 from bpkit.graph import Edge, Graph, Node, trace, unseen
 from bpkit.nonfinite_rules import (
     ALIASES,
@@ -249,7 +250,7 @@ class _Search:
     """One recording, and what is needed to walk through it backwards."""
 
     def __init__(self, recording: Recording, model: nn.Module | None, batch: Any):
-        self.recording, self.batch = recording, dict(_items(batch, "batch"))
+        self.recording, self.batch = recording, dict(items_in(batch))
         self.named = {id(item): ("input", path) for path, item in self.batch.items()}
         if model is not None:
             for name, tensor in (*model.named_parameters(), *model.named_buffers()):
@@ -547,25 +548,6 @@ def _makers(recording: Recording, graph: Graph) -> dict[int, Operation]:
         if maker is not None:
             makers[node.index] = maker
     return makers
-
-
-def _items(batch: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """The tensors, arrays and numbers of a nested batch, with the expressions that reach them."""
-    if isinstance(batch, Tensor | np.ndarray):
-        if isinstance(batch, Tensor) or batch.dtype.kind in "fc":
-            yield path, batch
-    elif isinstance(batch, float):
-        yield path, np.array(batch)
-    elif isinstance(batch, Mapping):
-        for key, item in batch.items():
-            yield from _items(item, f"{path}[{key!r}]")
-    elif isinstance(batch, list | tuple):
-        names = getattr(batch, "_fields", None)
-        for k, item in enumerate(batch):
-            yield from _items(item, f"{path}.{names[k]}" if names else f"{path}[{k}]")
-    elif hasattr(batch, "__dict__") and not isinstance(batch, type | nn.Module):
-        for name, item in vars(batch).items():
-            yield from _items(item, f"{path}.{name}")
 
 
 def _storage(tensor: Tensor) -> int:

@@ -22,8 +22,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from bpkit.batches import replaced, rows, tensors_in
 from bpkit.diagnosis import rules_backward, rules_data, rules_forward, rules_update
-from bpkit.diagnosis.batches import replaced, rows, tensors_in
 from bpkit.diagnosis.forward import Observation, observe
 from bpkit.diagnosis.probes import (
     Misaligned,
@@ -34,9 +34,10 @@ from bpkit.diagnosis.probes import (
     doubled,
     mixing,
     random_in_eval,
+    recorded,
 )
 from bpkit.diagnosis.report import Report
-from bpkit.diagnosis.wiring import dense
+from bpkit.diagnosis.wiring import dense, norms, stacked
 from bpkit.nonfinite import Origin, find_inplace, find_nonfinite
 from bpkit.preserve import preserve
 from bpkit.record import Operation
@@ -240,11 +241,10 @@ def _look_for_nonfinite(evidence, loss_fn, batch, place, seen: Observation | Non
         values = [v for v in values if isinstance(v, Tensor)]
         if all(bool(v.isfinite().all()) for v in map(dense, values)):
             return False
-    with preserve(evidence.model, *evidence.optimizers):
-        try:
-            origin = find_nonfinite(evidence.model, loss_fn, batch)
-        except Exception:
-            return False
+    try:
+        origin = find_nonfinite(evidence.model, loss_fn, batch)
+    except Exception:
+        return False
     if origin is not None:
         evidence.origins.append((place, origin))
     return origin is not None
@@ -253,14 +253,11 @@ def _look_for_nonfinite(evidence, loss_fn, batch, place, seen: Observation | Non
 def _experiment(evidence: Checked, loss_fn, first: Observation) -> None:
     model, batch = evidence.model, first.batch
     evidence.rows = rows(batch)
-    for name, probe in (
-        ("doubled", doubled),
-        ("mixing", mixing),
-        ("random_in_eval", random_in_eval),
-        ("misaligned", alignment),
-    ):
-        with preserve(model):
-            setattr(evidence, name, probe(model, loss_fn, batch))
+    base = recorded(model, loss_fn, batch)
+    probes = {"doubled": doubled, "mixing": mixing, "random_in_eval": random_in_eval}
+    probes["misaligned"] = alignment
+    for name, probe in probes.items() if base is not None else ():
+        setattr(evidence, name, probe(model, loss_fn, batch, base))
     functions = {
         cls
         for node in (first.graph.operations if first.graph is not None else ())
@@ -417,8 +414,8 @@ def _loop(evidence, loss_fn, batches, quiet: bool = False) -> tuple[list[float],
             optimizer.step(compute) if _needs_closure(optimizer) else optimizer.step()
         if weights:
             with torch.no_grad():
-                moved = torch.stack(torch._foreach_norm(torch._foreach_sub(weights, before)))
-                size = torch.stack(torch._foreach_norm(before))
+                moved = stacked(norms(torch._foreach_sub(weights, before)))
+                size = stacked(norms(before))
             fed = torch.tensor([w.grad is not None for w in weights])
             ratio = (moved / size)[(size > 0) & fed.to(size.device)]
             ratios += [(step, float(value)) for value in ratio]

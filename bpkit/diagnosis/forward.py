@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bpkit.diagnosis.batches import tensors_in
+from bpkit.batches import tensors_in
 from bpkit.graph import Graph, Node
 from bpkit.record import Operation, Recording, Value, record
 
@@ -159,8 +159,6 @@ class Observation:
     phase: str = "forward"
     messages: list[str] = field(default_factory=list)
     modules: set[int] = field(default_factory=set)
-    root_input: Any = None
-    root_output: list[Value] = field(default_factory=list)
 
     @cached_property
     def live(self) -> set[int]:
@@ -218,19 +216,12 @@ def observe(
     names |= {id(b): f"buffer:{n}" for n, b in model.named_buffers()}
     names |= {id(t): path for path, t in tensors_in(batch)}
     ran: set[int] = set()
-    ends: list[Any] = []
 
     def entered(module, given):
         ran.add(id(module))
 
-    def left(module, given, output):
-        if module is model:
-            ends[:] = [given, output]
-
     plain = [m for m in model.modules() if not isinstance(m, torch.jit.ScriptModule)]
     hooks = [m.register_forward_pre_hook(entered) for m in plain]
-    if model in plain:
-        hooks.append(model.register_forward_hook(left))
     loss = error = None
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -245,11 +236,6 @@ def observe(
         seen = Observation(
             index, batch, recording, Flow(recording, names), parameters, error=error, modules=ran
         )
-        if ends:
-            seen.root_input = ends[0]
-            known = recording._known
-            outputs = (tensor for _, tensor in tensors_in(ends[1]))
-            seen.root_output = [known[id(t)][2] for t in outputs if id(t) in known]
         seen.returned = loss
         after = dict(model.named_parameters())
         seen.rebound = [n for n, p in parameters.items() if after.get(n) is not p]
@@ -270,7 +256,7 @@ def observe(
 
 def _backward(seen: Observation) -> None:
     before = {name: p.grad for name, p in seen.parameters.items()}
-    versions = {name: (p._version, p.detach().clone()) for name, p in seen.parameters.items()}
+    values = {name: p.detach().clone() for name, p in seen.parameters.items()}
     for parameter in seen.parameters.values():
         parameter.grad = None
     try:
@@ -280,7 +266,5 @@ def _backward(seen: Observation) -> None:
     for name, parameter in seen.parameters.items():
         seen.gradients[name] = parameter.grad
         parameter.grad = before[name]
-        _version, values = versions[name]
-        same = torch.equal(values.nan_to_num(), parameter.detach().nan_to_num())
-        if not same:
+        if not torch.equal(values[name].nan_to_num(), parameter.detach().nan_to_num()):
             seen.written.append(name)

@@ -6,7 +6,6 @@ out on purpose shows in the optimizer: a parameter that no optimizer is to move 
 
 from __future__ import annotations
 
-import gc
 import inspect
 import math
 from collections.abc import Iterator
@@ -14,23 +13,15 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from bpkit.diagnosis.batches import tensors_in
+from bpkit.batches import tensors_in
 from bpkit.diagnosis.faults import for_error
 from bpkit.diagnosis.forward import SHAPING, Observation
 from bpkit.diagnosis.report import Finding
-from bpkit.diagnosis.wiring import dense, held_at, listed
+from bpkit.diagnosis.wiring import dense, held_at, listed, registered
 from bpkit.record import Operation, Value, line_of
 
-# No derivative, or one that is 0 wherever it exists.
-_STEPS = frozenset((
-    "argmax", "argmin", "argsort", "round", "floor", "ceil", "trunc", "sign", "sgn", "eq",
-    "ne", "lt", "le", "gt", "ge", "bernoulli", "multinomial", "one_hot", "long", "int",
-    "bool", "bincount", "histc", "searchsorted", "bucketize", "heaviside", "nonzero",
-    "isclose", "logical_and", "logical_or", "logical_not", "topk", "sort", "max", "min",
-    "isnan", "signbit",
-))  # fmt: skip
 _LEAVES_TENSORS = frozenset((
-    "item", "tolist", "numpy", "float", "int", "bool", "array", "index_", "detach", "data",
+    "item", "tolist", "numpy", "float", "int", "bool", "array", "detach", "data",
 ))  # fmt: skip
 
 
@@ -146,7 +137,7 @@ def unregistered_parameter(evidence) -> Iterator[Finding]:
             if _source_of(seen, leaf) is not None:
                 continue
             path = held_at(evidence.model, leaf)
-            if path is None and (not isinstance(leaf, nn.Parameter) or _is_elsewhere(leaf)):
+            if path is None and (not isinstance(leaf, nn.Parameter) or registered(leaf)):
                 continue  # an outside tensor that collects a gradient may be somebody's aim
             yield Finding(
                 "unregistered-parameter",
@@ -155,18 +146,6 @@ def unregistered_parameter(evidence) -> Iterator[Finding]:
                 f"gradient; model.parameters() does not list it ({len(seen.parameters)} listed)",
             )
             return
-
-
-def _is_elsewhere(leaf: Tensor) -> bool:
-    """A parameter of another module, which is registered there: a matter of ownership."""
-    return isinstance(leaf, nn.Parameter) and any(
-        isinstance(holder, dict)
-        and any(
-            isinstance(owner, dict) and owner.get("_parameters") is holder
-            for owner in gc.get_referrers(holder)
-        )
-        for holder in gc.get_referrers(leaf)
-    )
 
 
 def _names(sources: list[str]) -> str:
@@ -242,19 +221,17 @@ def _cut(seen: Observation, name: str) -> tuple[str, str] | None:
     if not chosen:
         return None
     first = chosen[0]
-    return _kind(first, seen), seen.line(first)
+    return _kind(first), seen.line(first)
 
 
-def _kind(operation: Operation, seen: Observation) -> str:
+def _kind(operation: Operation) -> str:
     if operation.name == "grad":
         return "missing-create-graph"
     if operation.name in ("detach", "data", "item", "tolist", "numpy", "float", "array"):
         return "detached"
     outputs = [value.data for value in operation.outputs]
     whole = outputs and not any(o.is_floating_point() or o.is_complex() for o in outputs)
-    if operation.name in _STEPS and (whole or operation.name not in ("max", "min", "sort", "topk")):
-        return "nondifferentiable-term"
-    if whole:
+    if whole or operation.name in ("bernoulli", "heaviside", "histc"):
         return "nondifferentiable-term"
     if operation.name in ("tensor", "as_tensor", "from_numpy"):
         return "detached"
@@ -278,7 +255,7 @@ def constant_term(evidence) -> Iterator[Finding]:
             cut = _cut_behind(seen, term)
             if cut is None:
                 continue
-            slug = _kind(cut, seen)
+            slug = _kind(cut)
             yield Finding(
                 slug,
                 seen.line(cut),
@@ -319,20 +296,16 @@ def _number_in_the_loss(evidence) -> Iterator[Finding]:
                 return
 
 
+_SUMS = ("add", "sub", "iadd", "isub", "radd", "rsub")
+
+
 def _added_numbers(seen: Observation) -> Iterator[tuple[int, float]]:
     """Numbers that the sums in front of the loss add, by operation."""
     todo = [seen.loss_value] if seen.loss_value is not None else []
     while todo:
         value = todo.pop()
         operation = None if value.producer is None else seen.recording.operations[value.producer]
-        if operation is None or operation.name not in (
-            "add",
-            "sub",
-            "radd",
-            "rsub",
-            "iadd",
-            "isub",
-        ):
+        if operation is None or operation.name not in _SUMS:
             continue
         for given in operation.inputs:
             if isinstance(given, Value):
@@ -378,7 +351,7 @@ def _terms(seen: Observation) -> Iterator[Value]:
         operation = None if value.producer is None else seen.recording.operations[value.producer]
         values = [] if operation is None else [v for v in operation.inputs if isinstance(v, Value)]
         through = operation is not None and (
-            operation.name in ("add", "sub", "iadd", "isub", "radd", "rsub", "neg", "stack", "sum")
+            operation.name in (*_SUMS, "neg", "stack", "sum")
             or (
                 operation.name
                 in (
@@ -442,7 +415,7 @@ def unused_parameter(evidence) -> Iterator[Finding]:
         owner = owners.get(name.rpartition(".")[0], evidence.model)
         if f"parameter:{name}" in read:
             ignored.append(name)
-        elif id(owner) in ran and _calls_own(first, owner):
+        elif id(owner) in ran and _calls_own(owner):
             forgotten.append(name)
         elif _would_fit(first, owner):
             skipped.append(name)
@@ -461,7 +434,7 @@ def unused_parameter(evidence) -> Iterator[Finding]:
             yield Finding("unused-parameter", _names(names), said, severity=severity)
 
 
-def _calls_own(seen: Observation, owner: nn.Module) -> bool:
+def _calls_own(owner: nn.Module) -> bool:
     """Containers run only through their children; this asks for a forward of the module's own."""
     return any(True for _ in owner.parameters(recurse=False))
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from bpkit.diagnosis.batches import tensors_in
+from bpkit.batches import tensors_in
 from bpkit.diagnosis.forward import SHAPING, Observation
 from bpkit.diagnosis.probes import LOSSES
 from bpkit.diagnosis.report import Finding

@@ -105,8 +105,6 @@ def missing_step(model, evidence) -> Iterator[Finding]:
 
 
 def _holds_gradients(evidence: Evidence, optimizer) -> bool:
-    if optimizer.get("waiting", 0) >= 4:
-        return True
     names = _parameters_of(optimizer)
     return sum(bool(names & set(sample["gradient"])) for sample in evidence.samples) >= 4
 
@@ -249,8 +247,7 @@ _SHRINKING = (
 
 
 def _calls(evidence: Evidence) -> list[dict]:
-    calls = evidence.calls
-    return list(calls.values()) if isinstance(calls, dict) else list(calls)
+    return list(evidence.calls.values())
 
 
 def _thrown_away(evidence: Evidence, touched: int) -> Iterator[Finding]:
@@ -331,7 +328,7 @@ def ownership(model, evidence) -> Iterator[Finding]:
             listed(thawed),
             "they became trainable during the loop and get gradients; no optimizer holds them",
         )
-    outside = [o for optimizer in evidence.optimizers for o in optimizer.get("outside", [])]
+    outside = [o for optimizer in evidence.optimizers for o in optimizer["outside"]]
     if idle and outside and fact is None:
         shapes = {tuple(o["shape"]) for o in outside}
         same = [n for n in idle if tuple(evidence.parameters[n]["shape"]) in shapes]

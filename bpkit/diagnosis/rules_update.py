@@ -1,13 +1,11 @@
 """Does each step move the right parameters, by a sensible amount?
 
-Rules of two kinds: what a checkup can see without the reader's loop (who owns what, how far a
-plain step moves the weights), and what only the loop itself shows (the order of its calls), from
-the evidence of ``watch``.
+What a checkup can see without the reader's loop: who owns what, and how far plain steps move the
+weights. What only the loop itself shows, the order of its calls, stands in ``rules_loop``.
 """
 
 from __future__ import annotations
 
-import gc
 import math
 import statistics
 from collections.abc import Iterator
@@ -18,7 +16,7 @@ from bpkit.diagnosis.forward import Observation
 from bpkit.diagnosis.report import Finding
 from bpkit.diagnosis.rules_backward import strange_leaves
 from bpkit.diagnosis.rules_data import targets
-from bpkit.diagnosis.wiring import dense, held_at, listed
+from bpkit.diagnosis.wiring import dense, held_at, listed, registered
 from bpkit.record import Value
 
 
@@ -118,21 +116,15 @@ def _outside(evidence) -> Iterator[Finding]:
         strange = [p for p in strange_leaves(evidence, seen) if isinstance(p, nn.Parameter)]
         strange = [p for p in strange if held_at(evidence.model, p) is None]
         for parameter in strange:
-            for holder in gc.get_referrers(parameter):
-                owners = [
-                    owner
-                    for owner in (gc.get_referrers(holder) if isinstance(holder, dict) else ())
-                    if isinstance(owner, dict) and owner.get("_parameters") is holder
-                ]
-                # A fixed network, for features to compare, is in evaluation mode.
-                if owners and owners[0].get("training"):
-                    name = next(key for key, value in holder.items() if value is parameter)
-                    yield Finding(
-                        "optimizer-missing-params",
-                        f"{name} {list(parameter.shape)}, of a module beside the model",
-                        "the loss depends on it and sends it a gradient; no optimizer holds it",
-                    )
-                    return
+            # A fixed network, for features to compare, is in evaluation mode.
+            names = [name for name, training in registered(parameter) if training]
+            if names:
+                yield Finding(
+                    "optimizer-missing-params",
+                    f"{names[0]} {list(parameter.shape)}, of a module beside the model",
+                    "the loss depends on it and sends it a gradient; no optimizer holds it",
+                )
+                return
 
 
 _NORMS = (
@@ -226,8 +218,9 @@ def _has_gradient(evidence) -> bool:
 
 
 def learning_rate(evidence) -> Iterator[Finding]:
-    """By experiment: too high if the loss grows, or breaks, at this rate and falls at a tenth of
-    it; too low if the weights hardly move at this rate and the loss falls at 100 times it. The
+    """By experiment: too high if the loss grows, or breaks, at this rate and falls at a
+    tenth (or less) of it; too low if the weights hardly move at this rate and the loss ends lower
+    at 100 times it (or more). The
     update ratio |change| / |weight| only says when to try: above 0.2 or below 1e-5 (healthy
     models: 2e-3 to 8e-2, from the third step on, measured from the weights)."""
     losses = evidence.losses

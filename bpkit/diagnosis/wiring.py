@@ -5,6 +5,7 @@ Looks only: nothing here changes or keeps a tensor.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -129,6 +130,17 @@ def root_of(tensor: Tensor) -> tuple[str, float | None]:
         return name, None
     value = float(known[0])
     return name, value if name[0] == "M" else 1 / value if value else None
+
+
+def registered(parameter: Tensor) -> list[tuple[str, bool]]:
+    """Under which name, and in training mode or not, modules anywhere hold this parameter."""
+    return [
+        (next(name for name, value in held.items() if value is parameter), owner["training"])
+        for held in gc.get_referrers(parameter)
+        if isinstance(held, dict)
+        for owner in gc.get_referrers(held)
+        if isinstance(owner, dict) and owner.get("_parameters") is held
+    ]
 
 
 def held_at(model: nn.Module, leaf: Tensor) -> str | None:

@@ -1,4 +1,4 @@
-"""What is in a batch?  Tensors in whatever a DataLoader or a list hands over.
+"""What is in a batch?  Introduced in chapter 8.
 
 A batch may be a tensor, a tuple, a list, a dictionary, a dataclass, a named tuple or any object
 that keeps tensors as attributes, nested as you like.
@@ -10,26 +10,33 @@ import copy
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-import torch
-from torch import Tensor
+import numpy as np
+from torch import Tensor, nn
 
 
-def tensors_in(batch: Any, path: str = "batch") -> Iterator[tuple[str, Tensor]]:
-    """Each tensor in ``batch`` with the expression that reads it: ``batch[0]``, ``batch['x']``."""
-    if isinstance(batch, Tensor):
-        yield path, batch
+def items_in(batch: Any, path: str = "batch") -> Iterator[tuple[str, Tensor | np.ndarray]]:
+    """Each tensor, and each array and number that can hold a NaN, with the expression that reads
+    it: ``batch[0]``, ``batch['x']``. Numbers come as arrays."""
+    if isinstance(batch, Tensor | np.ndarray):
+        if isinstance(batch, Tensor) or batch.dtype.kind in "fc":
+            yield path, batch
+    elif isinstance(batch, float):
+        yield path, np.array(batch)
     elif isinstance(batch, Mapping):
-        for key, value in batch.items():
-            yield from tensors_in(value, f"{path}[{key!r}]")
-    elif hasattr(batch, "_fields"):
-        for name in batch._fields:
-            yield from tensors_in(getattr(batch, name), f"{path}.{name}")
+        for key, item in batch.items():
+            yield from items_in(item, f"{path}[{key!r}]")
     elif isinstance(batch, list | tuple):
-        for index, value in enumerate(batch):
-            yield from tensors_in(value, f"{path}[{index}]")
-    elif hasattr(batch, "__dict__") and not isinstance(batch, torch.nn.Module | type):
-        for name, value in vars(batch).items():
-            yield from tensors_in(value, f"{path}.{name}")
+        names = getattr(batch, "_fields", None)
+        for k, item in enumerate(batch):
+            yield from items_in(item, f"{path}.{names[k]}" if names else f"{path}[{k}]")
+    elif hasattr(batch, "__dict__") and not isinstance(batch, type | nn.Module):
+        for name, item in vars(batch).items():
+            yield from items_in(item, f"{path}.{name}")
+
+
+def tensors_in(batch: Any) -> Iterator[tuple[str, Tensor]]:
+    """The tensors among them."""
+    return ((path, item) for path, item in items_in(batch) if isinstance(item, Tensor))
 
 
 def replaced(batch: Any, change: Callable[[str, Tensor], Tensor], path: str = "batch") -> Any:
@@ -48,7 +55,7 @@ def replaced(batch: Any, change: Callable[[str, Tensor], Tensor], path: str = "b
         for key, value in batch.items():
             made[key] = replaced(value, change, f"{path}[{key!r}]")
         return made
-    if hasattr(batch, "__dict__") and not isinstance(batch, torch.nn.Module | type):
+    if hasattr(batch, "__dict__") and not isinstance(batch, type | nn.Module):
         made = copy.copy(batch)
         for name, value in vars(batch).items():
             object.__setattr__(made, name, replaced(value, change, f"{path}.{name}"))
