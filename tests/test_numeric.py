@@ -5,6 +5,7 @@ import math
 import random
 import re
 import threading
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -855,3 +856,37 @@ def test_healthy_report_shows_no_digits_of_rounding():
 def test_tolerance_decides():
     assert audit(Faulty(1.001), loss_fn, batch_of(), tolerance=1e-2).ok
     assert not audit(Faulty(1.001), loss_fn, batch_of()).ok
+
+
+class TwoKinks(nn.Module):
+    """Both units at their kink: along a direction both slopes can be off the gradient's."""
+
+    def __init__(self):
+        super().__init__()
+        self.w = nn.Parameter(torch.zeros(2))
+
+    def forward(self, scale):
+        return (scale * self.w).relu()[0] - self.w.relu()[1]
+
+
+def test_several_kinks_at_once_are_no_wrong_gradient():
+    report = audit(TwoKinks(), lambda model, _: model(1.0), None)
+    assert [row.verdict for row in report.rows] == ["kink?"]
+    assert report.ok
+
+
+def test_a_wrong_entry_beside_kinks_is_still_wrong():
+    def loss_fn(model, _):
+        model.w.register_hook(lambda g: g + torch.tensor([0.0, 3.0]))
+        return model(1.0)
+
+    assert audit(TwoKinks(), loss_fn, None).rows[0].verdict == "wrong"
+
+
+def test_a_loss_of_zero_and_a_gradient_of_zero_agree():
+    model = nn.Sequential(nn.Linear(1, 2), nn.ReLU(), nn.Linear(2, 1, bias=False))
+    nn.init.zeros_(model[0].bias)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        report = audit(model, lambda model, x: model(x).sum(), torch.zeros(3, 1))
+    assert [row.verdict for row in report.rows] == ["ok", "kink?", "ok"]
