@@ -304,6 +304,9 @@ check its formula at this entry (torch.autograd.gradcheck); run compiled code un
 * | inf out, float16, finite in | fp16-overflow
 The result is beyond the largest float16, 65504.
 compute this in float32, x.float(), or in bfloat16; or scale x down before
+* | backward, inf out, finite in | nan-backward
+The slope of {name} at {a:.4g} is infinite, or times what arrives beyond {limit:.3g}.
+keep x away from this point before it: clamp it, or add a small constant
 * | inf out, finite in | nan-backward
 The result of {name} is beyond the largest {dtype}, {limit:.3g}.
 keep x bounded before it, or use the stable form (log_softmax, logsumexp, softplus)

@@ -1131,3 +1131,12 @@ class TestInplace:
         origin = self.find(lambda model, x: (model(x) * state).sum(), model)
         assert origin.slug == "second-backward"
         assert "detach" in origin.repair
+
+
+def test_an_infinite_slope_without_a_rule_of_its_own_is_called_a_slope():
+    model = nn.Linear(2, 1, dtype=torch.float64)
+    origin = find_nonfinite(
+        model, lambda m, x: torch.special.entr(m.weight * 0 + x).sum(), torch.tensor([0.0, 0.5])
+    )
+    assert (origin.phase, origin.node) == ("backward", "SpecialEntrBackward0")
+    assert origin.why.startswith("The slope of special_entr at 0 is infinite")

@@ -1098,3 +1098,16 @@ def test_the_example_in_the_docstring():
     result = doctest.testmod(module, extraglobs={"torch": torch})
     assert result.attempted == 4
     assert result.failed == 0
+
+
+def test_an_error_is_placed_where_it_was_raised():
+    def update_by_hand(model):
+        for p in model.parameters():
+            p -= 0.1
+
+    model = nn.Linear(2, 2)
+    with pytest.raises(RuntimeError, match="leaf Variable"), watch(model) as log:
+        update_by_hand(model)
+    (finding,) = log.report().findings
+    assert finding.slug == "leaf-inplace"
+    assert finding.where.endswith("in update_by_hand: p -= 0.1")

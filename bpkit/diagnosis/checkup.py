@@ -278,7 +278,7 @@ def _experiment(evidence: Checked, loss_fn, first: Observation) -> None:
         evidence.activation_growth = max(sizes) / sizes[0]
         steps = [(b / a, place) for (_, a), (place, b) in itertools.pairwise(spread) if a > 0]
         grown = [place for factor, place in steps if factor > 3]
-        evidence.grows_from = f"from {grown[0]} on" if grown else ""
+        evidence.grows_from = f"{grown[0]} and the modules after it" if grown else ""
 
 
 def _train(evidence: Checked, loss_fn, batches: list[Any]) -> None:

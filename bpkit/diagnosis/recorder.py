@@ -22,11 +22,13 @@ import functools
 import math
 import sys
 import threading
+import traceback
 import weakref
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import groupby
+from types import TracebackType
 from typing import Any
 
 import torch
@@ -46,7 +48,7 @@ from bpkit.diagnosis.evidence import Evidence
 from bpkit.diagnosis.gradients import Backward, Gradients, Slot, some
 from bpkit.diagnosis.series import Series
 from bpkit.diagnosis.wiring import norms, parameters_of, products
-from bpkit.record import reader_line
+from bpkit.record import Line, line_of, reader_line
 
 _MANY = 64  # entries of a kind in the evidence, where nothing else bounds them
 
@@ -129,7 +131,7 @@ class Recorder:
             if vars(owner).get(name) is wrapper:  # else wrapped again by others: ours falls silent
                 setattr(owner, name, original)
         if error is not None:
-            self._note("raised", error=_short(error))
+            self._note("raised", error=_short(error), line=str(_raised_at(trace)))
         self._closer.count_alive()
         self.settle()
 
@@ -167,7 +169,7 @@ class Recorder:
     def _note(self, name: str, /, **details: Any) -> None:
         known = self.evidence.facts.get(name)
         if known is None or known.count < _MANY:  # reading the line costs more than the rest
-            details["line"] = str(reader_line(sys._getframe(1)))
+            details.setdefault("line", str(reader_line(sys._getframe(1))))
         self.evidence.note(name, self._now, **details)
 
     def _event(self, name: str, owner: _Owner | None = None) -> None:
@@ -648,6 +650,12 @@ def _family(kind: type, name: str) -> list[type]:
     """``kind`` and its subclasses that have a ``name`` of their own."""
     below = [found for sub in kind.__subclasses__() for found in _family(sub, name)]
     return list(dict.fromkeys([kind] * (name in vars(kind)) + below))
+
+
+def _raised_at(trace: TracebackType | None) -> Line | None:
+    """The innermost line of the reader's code in a traceback."""
+    lines = [line_of(frame, number) for frame, number in traceback.walk_tb(trace)]
+    return next((line for line in reversed(lines) if line is not None), None)
 
 
 def _short(error: BaseException) -> str:

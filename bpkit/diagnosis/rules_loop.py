@@ -301,8 +301,8 @@ def ownership(model, evidence) -> Iterator[Finding]:
             yield Finding(
                 "rewrapped-parameter" if cut else "parameter-rebound",
                 listed(list(dict.fromkeys(d["name"] for d in lost))),
-                f"since step {fact.first} the name holds another tensor than before, which no "
-                "optimizer has",
+                f"seen at step {fact.first}: the name holds another tensor than at the start, one "
+                "that no optimizer has",
             )
     before = {name for optimizer in evidence.optimizers for name in optimizer["frozen"]}
     froze = [
@@ -407,7 +407,7 @@ def eval_mode_left_on(model, evidence) -> Iterator[Finding]:
     if later or share == 1:
         yield Finding(
             "eval-mode-left-on",
-            f"from step {fact.first} on: {listed(acting)}",
+            f"{listed(acting)}, from step {fact.first} on",
             f"{fact.count} of {evidence.backwards} backward passes ran in evaluation mode"
             + (", after training mode" if later else ""),
         )
