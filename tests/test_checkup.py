@@ -672,3 +672,26 @@ def test_warnings_of_the_program_do_not_reach_the_reader_in_a_flood():
         warnings.simplefilter("always")
         checkup(classifier(), noisy, some_batches())
     assert len(caught) <= 1
+
+
+@pytest.fixture
+def one_process():
+    store = torch.distributed.HashStore()
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("tolerated", [False, True])
+def test_unused_parameters_are_a_fault_of_data_parallel_unless_it_looks_for_them(
+    one_process, tolerated
+):
+    torch.manual_seed(0)
+    model = nn.Linear(4, 2)
+    model.gate = nn.Parameter(torch.ones(2))
+    model = nn.parallel.DistributedDataParallel(model, find_unused_parameters=tolerated)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    batches = [(torch.randn(8, 4), torch.randint(2, (8,))) for _ in range(2)]
+    report = checkup(model, lambda m, b: F.cross_entropy(m(b[0]), b[1]), batches, optimizer)
+    found = "ddp-unused-parameter" in [finding.slug for finding in report.findings]
+    assert found is not tolerated

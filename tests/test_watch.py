@@ -1111,3 +1111,24 @@ def test_an_error_is_placed_where_it_was_raised():
     (finding,) = log.report().findings
     assert finding.slug == "leaf-inplace"
     assert finding.where.endswith("in update_by_hand: p -= 0.1")
+
+
+def test_a_loss_without_a_graph_while_gradient_mode_is_off_was_not_recorded():
+    model = nn.Linear(2, 2)
+    with torch.set_grad_enabled(False), pytest.raises(RuntimeError), watch(model) as log:
+        model(torch.ones(1, 2)).sum().backward()
+    assert [finding.slug for finding in log.report().findings] == ["no-grad-block"]
+
+
+def test_the_scale_of_a_collapsed_scaler_is_the_lowest():
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+    with watch(model, optimizer) as log:
+        for _ in range(30):
+            optimizer.zero_grad()
+            scaler.scale(model(torch.full((1, 2), float("nan"))).sum()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+    (finding,) = [f for f in log.report().findings if f.slug == "scaler-collapsed"]
+    assert f"the scale fell to {2.0**-19:.3g}:" in finding.evidence

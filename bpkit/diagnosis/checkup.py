@@ -212,7 +212,8 @@ def _gather(model, loss_fn, batches, optimizers) -> Checked:
         if seen.phase == "backward" and seen.error is not None:
             with preserve(model, *optimizers):
                 origin = find_inplace(model, loss_fn, seen.batch)
-            if origin is not None:
+            known = [other.where for _, other in evidence.origins]
+            if origin is not None and origin.where not in known:
                 evidence.origins.append((f"batch {seen.index}", origin))
         _look_for_nonfinite(evidence, loss_fn, seen.batch, f"batch {seen.index}", seen)
     if first.error is None:

@@ -26,7 +26,7 @@ FACTS = {
     "touched_uneven": "between backward and step some shrank more: largest entry, at_largest",
     "touched_nothing": "between backward and step gradients were written to, norms are the same",
     "touched_while_scaled": "gradients were written to with a loss scale in them: when",
-    "step_skipped": "the loss scaler left out a step: scale",
+    "step_skipped": "the loss scaler left out a step",
     "weights_changed": "weights changed outside a step: when, parameters, number",
     "rebound": "a name holds another parameter than before: name, shape, owned_before, owned_now",
     "optimizer_replaced": "another optimizer object took over: kind, after_steps, state_lost",
@@ -37,7 +37,7 @@ FACTS = {
     "loss_not_finite": "loss",
     "gradient_not_finite": "parameters that were not, and how many were finite",
     "backward_raised": "error",
-    "raised": "the loop ended with an exception: error",
+    "raised": "the loop ended with an exception: error, recording (is gradient mode on now?)",
 }
 _DETAILS = 6
 
@@ -84,6 +84,7 @@ class Evidence:
         calls: calls that the program made on gradients, between backward and step and after it.
         epochs: ``step`` and ``batches`` for each time that a ``DataLoader`` was started.
         scales: (step, value) each time that the loss scale changed.
+        lowest_scale: of all skipped steps.
     """
 
     every: int
@@ -105,6 +106,7 @@ class Evidence:
     calls: dict[tuple, dict[str, Any]] = field(default_factory=dict)
     epochs: list[dict[str, Any]] = field(default_factory=list)
     scales: list[tuple[int, float]] = field(default_factory=list)
+    lowest_scale: float = float("inf")
 
     def note(self, name: str, step: int, /, **details: Any) -> None:
         """One more time that ``name``, one of ``FACTS``, happened."""

@@ -131,7 +131,12 @@ class Recorder:
             if vars(owner).get(name) is wrapper:  # else wrapped again by others: ours falls silent
                 setattr(owner, name, original)
         if error is not None:
-            self._note("raised", error=_short(error), line=str(_raised_at(trace)))
+            self._note(
+                "raised",
+                error=_short(error),
+                line=str(_raised_at(trace)),
+                recording=torch.is_grad_enabled(),
+            )
         self._closer.count_alive()
         self.settle()
 
@@ -557,7 +562,8 @@ class Recorder:
         result = original(scaler, optimizer, *arguments, **keywords)
         owner = self._owners.get(id(optimizer))
         if owner is not None and scaler.is_enabled() and self.evidence.steps == steps:
-            self._note("step_skipped", scale=scaler.get_scale())
+            self._note("step_skipped")
+            self.evidence.lowest_scale = min(self.evidence.lowest_scale, scaler.get_scale())
             self._event("skipped", owner)
             self._settle_step(owner)
         return result

@@ -421,7 +421,8 @@ def unused_parameter(evidence) -> Iterator[Finding]:
             skipped.append(name)
         else:
             idle.append(name)
-    if nn.parallel.DistributedDataParallel in type(evidence.model).__mro__:
+    wrapped = isinstance(evidence.model, nn.parallel.DistributedDataParallel)
+    if wrapped and not evidence.model.find_unused_parameters:
         yield Finding("ddp-unused-parameter", _names(unused), f"{len(unused)} parameters unused")
         return
     for names, said, severity in (

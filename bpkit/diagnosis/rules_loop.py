@@ -484,15 +484,13 @@ def scaler_collapsed(model, evidence) -> Iterator[Finding]:
     fact = evidence.facts.get("step_skipped")
     if fact is None or fact.count < 8:
         return
-    scales = [d["scale"] for d in fact.details]
-    lowest = min([value for _, value in evidence.scales] + scales)
     total = fact.count + evidence.steps
     if 2 * fact.count >= total:
         yield Finding(
             "scaler-collapsed",
             "GradScaler",
-            f"{fact.count} of {total} steps were skipped and the scale fell to {lowest:.3g}: a "
-            "smaller scale does not make these gradients finite",
+            f"{fact.count} of {total} steps were skipped and the scale fell to "
+            f"{evidence.lowest_scale:.3g}: a smaller scale does not make these gradients finite",
         )
 
 
@@ -573,7 +571,9 @@ def raised(model, evidence) -> Iterator[Finding]:
     detail = fact.details[-1]
     frozen = [name for optimizer in evidence.optimizers for name in optimizer["frozen"]]
     for fault in for_error(detail["error"])[:1]:
-        slug = "frozen-by-accident" if fault.slug == "detached" and frozen else fault.slug
+        slug = fault.slug
+        if slug == "detached" and (frozen or not detail["recording"]):
+            slug = "frozen-by-accident" if frozen else "no-grad-block"
         yield Finding(
             slug,
             detail.get("line") or f"step {fact.last}",
