@@ -695,3 +695,19 @@ def test_unused_parameters_are_a_fault_of_data_parallel_unless_it_looks_for_them
     report = checkup(model, lambda m, b: F.cross_entropy(m(b[0]), b[1]), batches, optimizer)
     found = "ddp-unused-parameter" in [finding.slug for finding in report.findings]
     assert found is not tolerated
+
+
+@pytest.mark.parametrize("features", [32, 64])
+def test_rows_that_meet_are_found_when_the_batch_is_as_long_as_the_features(features):
+    class Summed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scores = nn.Linear(features, 4)
+
+        def forward(self, x):
+            return self.scores(x).cumsum(0)
+
+    torch.manual_seed(0)
+    batch = torch.randn(64, features), torch.randint(4, (64,))
+    report = checkup(Summed(), lambda m, b: F.cross_entropy(m(b[0]), b[1]), [batch])
+    assert "batch-mixing" in [finding.slug for finding in report.faults]

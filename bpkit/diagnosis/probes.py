@@ -119,16 +119,18 @@ def mixing(model: nn.Module, loss_fn: LossFn, batch: Any, base: Recording) -> li
     if not inputs or count is None or count < 3:
         return None
     found: list[Mixing] = []
+    tried = False
     for dimension in (0, 1):
         if not all(t.ndim > dimension and t.shape[dimension] == count for _, t in inputs):
             continue
         met = _met(model, loss_fn, batch, base, {path for path, _ in inputs}, dimension, count)
         if met is None:
             return None
-        if not met:
+        tried = True
+        if met == "apart":
             return []
-        found += met
-    return found[:1] if found else None
+        found += [met] if isinstance(met, Mixing) else []
+    return found[:1] if tried else None
 
 
 def _count(batch: Any) -> int | None:
@@ -150,7 +152,9 @@ def _read_by_module(recording: Recording, tensor: Tensor) -> bool:
     )
 
 
-def _met(model, loss_fn, batch, base, paths, dimension, count) -> list[Mixing] | None:
+def _met(model, loss_fn, batch, base, paths, dimension, count) -> Mixing | str | None:
+    """Where rows along this dimension first meet, or "apart"; "elsewhere" if no result has such
+    rows, as when the features happen to be as many as the examples."""
     row = count // 2
 
     def moved(path: str, tensor: Tensor) -> Tensor:
@@ -187,10 +191,10 @@ def _met(model, loss_fn, batch, base, paths, dimension, count) -> list[Mixing] |
             between = base.operations[apart + 1 : a.index + 1]
             shaped = any(o.name in ("view", "reshape", "flatten", "unflatten") for o in between)
             shaped &= not any(o.name in _SUMMING for o in between)
-            return [] if design else [Mixing(a, [row], changed, shaped)]
+            return "apart" if design else Mixing(a, [row], changed, shaped)
         if changed:
             apart = a.index
-    return []
+    return "elsewhere" if apart < 0 else "apart"
 
 
 _SUMMING = frozenset((
