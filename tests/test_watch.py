@@ -22,6 +22,7 @@ from torch.overrides import _len_torch_function_stack
 from torch.utils.data import DataLoader, TensorDataset
 
 from bpkit import record, watch
+from bpkit.data import digits
 from bpkit.diagnosis.series import Series
 
 SEEDS = (0, 1, 2)
@@ -1132,3 +1133,17 @@ def test_the_scale_of_a_collapsed_scaler_is_the_lowest():
             scaler.update()
     (finding,) = [f for f in log.report().findings if f.slug == "scaler-collapsed"]
     assert f"the scale fell to {2.0**-19:.3g}:" in finding.evidence
+
+
+def test_a_net_that_a_large_step_has_killed_has_no_small_rate():
+    torch.manual_seed(0)
+    double = {"dtype": torch.float64}
+    model = nn.Sequential(nn.Linear(64, 32, **double), nn.ReLU(), nn.Linear(32, 10, **double))
+    data, optimizer = digits(), torch.optim.SGD(model.parameters(), 8.0)
+    with watch(model, optimizer) as log:
+        for k in [*range(0, 640, 64)] * 4:
+            optimizer.zero_grad()
+            x, y = data.train_images[k : k + 64], data.train_labels[k : k + 64]
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+    assert "lr-too-low" not in [finding.slug for finding in log.report().findings]

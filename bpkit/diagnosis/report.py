@@ -210,6 +210,21 @@ class Report:
         parts += [f"<p>Open: {escape(sentence)}</p>" for sentence in self.undecided]
         return "".join(parts)
 
+    def summary(self) -> str:
+        """Slug, place and evidence of each finding, without the catalogue's words on it."""
+        lines = []
+        for finding in self.findings:
+            note = "" if finding.severity == "fault" else "note: "
+            for indent, text in (
+                ("", f"{note}{finding.slug} at {finding.where}"),
+                ("    ", finding.evidence),
+            ):
+                lines += textwrap.wrap(
+                    text, 76, initial_indent=indent, subsequent_indent=indent or "  ",
+                    break_long_words=False, break_on_hyphens=False,
+                )  # fmt: skip
+        return "\n".join(lines) or "No fault found."
+
     def to_dict(self) -> dict[str, Any]:
         """Plain data, for JSON."""
         return {

@@ -553,7 +553,7 @@ def learning_rate(model, evidence) -> Iterator[Finding]:
     # A small step from a gradient of ordinary size: else the gradient is the fault.
     fed = statistics.median(_relative_gradients(evidence) or [0.0]) > 1e-3
     flat = not broke and early and abs(statistics.median(late) - early[0]) < 0.02 * abs(early[0])
-    if middle < 1e-6 and fed and flat and min(rates) > 0 and not evidence.schedulers:
+    if 0 < middle < 1e-6 and fed and flat and min(rates) > 0 and not evidence.schedulers:
         yield Finding(
             "lr-too-low",
             where,
