@@ -711,3 +711,27 @@ def test_rows_that_meet_are_found_when_the_batch_is_as_long_as_the_features(feat
     batch = torch.randn(64, features), torch.randint(4, (64,))
     report = checkup(Summed(), lambda m, b: F.cross_entropy(m(b[0]), b[1]), [batch])
     assert "batch-mixing" in [finding.slug for finding in report.faults]
+
+
+@pytest.mark.parametrize("drop", [False, True])
+def test_a_reparametrised_sample_is_no_dropout(drop):
+    class Sampled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner, self.outer = nn.Linear(8, 4), nn.Linear(2, 8)
+
+        def forward(self, x):
+            h = F.dropout(self.inner(x), 0.5) if drop else self.inner(x)
+            mean, raw = h.chunk(2, 1)
+            spread = F.softplus(raw) + 0.01
+            z = torch.distributions.Normal(mean, spread).rsample()
+            return self.outer(z), (mean.square() + spread.square() - 2 * spread.log()).mean()
+
+    def loss_fn(model, x):
+        y, divergence = model(x)
+        return (y - x).square().mean() + divergence
+
+    torch.manual_seed(0)
+    model, batches = Sampled(), [torch.randn(16, 8) for _ in range(2)]
+    report = checkup(model, loss_fn, batches, torch.optim.Adam(model.parameters(), 1e-3))
+    assert ("dropout-in-eval" in [finding.slug for finding in report.findings]) is drop

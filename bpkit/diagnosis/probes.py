@@ -76,10 +76,11 @@ def random_in_eval(
             before = [[v.data for v in o.inputs if isinstance(v, Value)] for o in (a, b)]
             if all(_same(x, y) for x, y in zip(*before, strict=False)):
                 return a
-        drawn = a.name in ("rand", "rand_like", "bernoulli", "empty", "new_empty")
+        drawn = a.name in ("rand", "rand_like", "bernoulli") or "empty" in a.name
         alone = not any(v.producer not in masks for v in a.inputs if isinstance(v, Value))
         by_rate = a.name in ("bernoulli", "rand_like") and _constant(a)
-        if (drawn or makers & masks) and (alone or by_rate):
+        gaussian = a.name.rstrip("_") in ("normal", "randn", "randn_like")  # noise, never a mask
+        if (drawn or makers & masks) and (alone or by_rate) and not gaussian:
             masks.add(a.index)
     return None
 
@@ -173,8 +174,8 @@ def _met(model, loss_fn, batch, base, paths, dimension, count) -> Mixing | str |
         return None
     apart = -1
     for a, b in zip(base, other, strict=True):
-        if a.module is None or a.name != b.name or not a.outputs:
-            continue
+        if a.module is None or a.name != b.name or not a.outputs or "empty" in a.name:
+            continue  # what an empty tensor holds is chance
         before, after = a.outputs[0].data, b.outputs[0].data
         if (
             before.shape != after.shape
