@@ -18,7 +18,7 @@ from torch.autograd import detect_anomaly, gradcheck
 from torch.utils.checkpoint import checkpoint
 
 from bpkit.diagnosis import faults
-from bpkit.diagnosis.faults import FAULTS, LAYERS, for_error, load
+from bpkit.diagnosis.faults import FAULTS, LAYERS, SYMPTOMS, for_error, load, load_symptoms
 
 SLUGS = {
     "data": """nan-input constant-labels all-zero-input unscaled-input all-targets-ignored
@@ -900,6 +900,56 @@ def test_load_refuses(old, new, says):
     assert old in ENTRY
     with pytest.raises(ValueError, match=re.escape(says)):
         load(ENTRY.replace(old, new))
+
+
+def test_every_fault_is_listed_under_something_that_is_seen():
+    listed = {slug for symptom in SYMPTOMS.values() for slug in symptom.faults}
+    assert listed == set(FAULTS)
+
+
+@pytest.mark.parametrize("name", SYMPTOMS)
+def test_symptoms_are_sentences(name):
+    symptom = SYMPTOMS[name]
+    assert re.fullmatch(r"[a-z]+(-[a-z]+)*", name)
+    assert name not in FAULTS, "both are anchors on one page"
+    assert symptom.title[-1] not in ".?!"
+    assert symptom.first[-1] == "."
+
+
+SYMPTOM = """
+[no-news]
+title = "Nothing is seen"
+first = "Look."
+faults = ["missing-step", "dead-relu"]
+"""
+
+
+def test_load_symptoms():
+    assert load_symptoms(SYMPTOM)["no-news"].faults == ("missing-step", "dead-relu")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ('first = "Look."\n', "", "no-news: got ['faults', 'title']"),
+        ("missing-step", "missing-stop", "['missing-stop'] are not in the catalogue"),
+        ("missing-step", "dead-relu", "a fault stands twice"),
+    ],
+)
+def test_load_symptoms_refuses(old, new, says):
+    assert old in SYMPTOM
+    with pytest.raises(ValueError, match=re.escape(says)):
+        load_symptoms(SYMPTOM.replace(old, new))
+
+
+def test_parts_of_a_card():
+    fault = FAULTS["second-backward"]
+    assert "``Trying to backward through the graph a second time``" in fault.card("seen")
+    assert fault.card("decides").endswith(fault.decides)
+    assert fault.cause in fault.card("cause")
+    assert fault.repair in fault.card("cause")
+    with pytest.raises(ValueError, match="seen, decides and cause, got 'why'"):
+        fault.card("why")
 
 
 def test_examples():

@@ -190,6 +190,19 @@ def test_width_of_every_fault(slug, severity):
         assert line == line.rstrip()
 
 
+def test_summary():
+    report = Report([
+        Finding("dead-relu", "1", "all zero in " + "every batch " * 9, "note"),
+        Finding("missing-step", "line 3", "12 backwards, 0 steps"),
+    ])  # fmt: skip
+    lines = report.summary().split("\n")
+    assert lines[:2] == ["missing-step at line 3", "    12 backwards, 0 steps"]
+    assert lines[2] == "note: dead-relu at 1"
+    assert len(lines) == 5
+    assert all(line.startswith("    ") and len(line) <= 76 for line in lines[3:])
+    assert Report([]).summary() == "No fault found."
+
+
 def test_a_source_line_is_not_torn_apart():
     place = f"train.py line 3 in train: {'x' * 90}(y)"
     assert f"{'x' * 90}(y)" in str(Report([Finding("nan-input", place, "seen")]))

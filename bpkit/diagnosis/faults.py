@@ -1,6 +1,8 @@
-"""Which faults does the diagnosis know?  The catalogue ``faults.toml``, introduced in chapter 8.
+"""Which faults does the diagnosis know, and what do they look like?  Introduced in chapter 8.
 
-Reports, failure cards and the symptom index take their words from here, so that they say the same.
+The catalogue is ``faults.toml``; ``symptoms.toml`` leads from what is seen on the screen to its
+entries. Reports, failure cards and the symptom index take their words from here, so that they say
+the same.
 """
 
 import re
@@ -25,6 +27,35 @@ class Fault:
     decides: str  # the measurement that tells it from its look-alikes
     page: str  # where the book explains it: page#anchor
     anchor: str
+
+    def card(self, part: str) -> str:
+        """A part of the fault's card in the book, as MyST Markdown: "seen", "decides" or "cause".
+
+        The cards in ``chapters/08*.ipynb`` hold these texts in cells of their own, marked in the
+        cell's metadata; ``tests/tools/refresh.py`` writes them, and a test compares them.
+
+        >>> FAULTS["missing-step"].card("seen").splitlines()[:2]
+        ['(missing-step)=', '## An optimizer that never steps']
+        """
+        if part == "seen":
+            messages = (f"``{readable(pattern.pattern)}``" for pattern in self.errors)
+            seen = "\n".join(f"- {text}" for text in (*self.symptoms, *messages))
+            return f"({self.anchor})=\n## {self.title}\n\n**What you see.**\n\n{seen}"
+        if part == "decides":
+            return f"**The measurement that decides.** {self.decides}"
+        if part == "cause":
+            return f"**The cause.** {self.cause}\n\n**The repair.** {self.repair}"
+        raise ValueError(f"a card has the parts seen, decides and cause, got {part!r}")
+
+
+@dataclass(frozen=True)
+class Symptom:
+    """What is seen without a message; its texts are Markdown with inline code."""
+
+    name: str
+    title: str
+    first: str  # the measurement to begin with
+    faults: tuple[str, ...]  # slugs, the most likely one first
 
 
 def load(text: str) -> dict[str, Fault]:
@@ -51,7 +82,38 @@ def load(text: str) -> dict[str, Fault]:
     return catalogue
 
 
-FAULTS = load(resources.files("bpkit.diagnosis").joinpath("faults.toml").read_text("utf-8"))
+def load_symptoms(text: str) -> dict[str, Symptom]:
+    """Name -> symptom, in the order of `text`; ValueError says which entry is ill-formed."""
+    symptoms = {}
+    for name, entry in tomllib.loads(text).items():
+        if set(entry) != {"title", "first", "faults"}:
+            raise ValueError(f"{name}: got {sorted(entry)}, expected title, first and faults")
+        slugs = entry["faults"]
+        if unknown := [slug for slug in slugs if slug not in FAULTS]:
+            raise ValueError(f"{name}: {unknown} are not in the catalogue")
+        if len(set(slugs)) != len(slugs):
+            raise ValueError(f"{name}: a fault stands twice in {slugs}")
+        first = " ".join(entry["first"].split())
+        symptoms[name] = Symptom(name, entry["title"], first, tuple(slugs))
+    return symptoms
+
+
+def _read(file: str) -> str:
+    return resources.files("bpkit.diagnosis").joinpath(file).read_text("utf-8")
+
+
+FAULTS = load(_read("faults.toml"))
+SYMPTOMS = load_symptoms(_read("symptoms.toml"))
+
+
+def readable(pattern: str) -> str:
+    """A pattern as a person would quote the message, with … for what varies.
+
+    >>> readable(r"Target .+? is out of bounds")
+    'Target … is out of bounds'
+    """
+    text = re.sub(r"\\d\+|\\w\+|(?<!\\)\.[+*]\??", "…", pattern)
+    return re.sub(r"\\(.)", r"\1", text)
 
 
 def for_error(message: str) -> list[Fault]:

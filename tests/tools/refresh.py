@@ -8,6 +8,9 @@ Each notebook runs in a fresh kernel, in its own folder, with one thread. What d
 machine or the front end is dropped: time stamps, kernel and language versions, other cell
 metadata than the book's own, comments inside PNG files, the library frames of a traceback.
 Cell ids are kept, so that a diff shows what changed and nothing else.
+
+A Markdown cell with ``"fault": {"slug": ..., "part": ...}`` in its metadata holds a part of a
+failure card: its text is the catalogue's, ``bpkit/diagnosis/faults.toml``, and is written here.
 """
 
 import argparse
@@ -23,11 +26,13 @@ from pathlib import Path
 import nbformat
 from nbclient import NotebookClient
 
+from bpkit.diagnosis.faults import FAULTS
+
 ROOT = Path(__file__).resolve().parents[2]
 KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}
 LANGUAGE = {"name": "python"}
-KEEP_CELL = ("tags", "mystnb", "jupyter", "claims", "figure_tolerance", "nbval_reason", "editable",
-             "deletable")  # fmt: skip
+KEEP_CELL = ("tags", "mystnb", "jupyter", "claims", "fault", "figure_tolerance", "nbval_reason",
+             "editable", "deletable")  # fmt: skip
 KEEP_NOTEBOOK = ("myst", "numbers")
 
 # One thread, so that sums are added up in one order; a fixed hash seed, so that sets print alike.
@@ -68,6 +73,10 @@ def normalise(nb):
             {key: cell.metadata[key] for key in KEEP_CELL if key in cell.metadata}
         )
         cell.source = cell.source.strip("\n")
+        if "fault" in cell.metadata:
+            cell.source = FAULTS[cell.metadata["fault"]["slug"]].card(
+                cell.metadata["fault"]["part"]
+            )
         for output in cell.get("outputs", []):
             _normalise_output(output)
     return nb
