@@ -735,3 +735,16 @@ def test_a_reparametrised_sample_is_no_dropout(drop):
     model, batches = Sampled(), [torch.randn(16, 8) for _ in range(2)]
     report = checkup(model, loss_fn, batches, torch.optim.Adam(model.parameters(), 1e-3))
     assert ("dropout-in-eval" in [finding.slug for finding in report.findings]) is drop
+
+
+def test_nothing_is_sent_to_other_processes(one_process):
+    def refuse(state, bucket):
+        raise AssertionError("gradients were sent")
+
+    torch.manual_seed(0)
+    model = nn.parallel.DistributedDataParallel(nn.Linear(4, 2))
+    model.register_comm_hook(None, refuse)
+    optimizer = torch.optim.SGD(model.parameters(), 50.0)
+    batches = [(torch.randn(8, 4), torch.randint(2, (8,))) for _ in range(2)]
+    report = checkup(model, lambda m, b: F.cross_entropy(m(b[0]), b[1]), batches, optimizer)
+    assert "lr-too-high" in [finding.slug for finding in report.findings]

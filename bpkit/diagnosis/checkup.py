@@ -65,6 +65,7 @@ class Checked:
         unmoved: parameters whose values are the same after the loop; ``still_alike`` weights
             whose rows were equal before and are equal after it.
         origins: where non-finite values came from.
+        wrapper: the ``DistributedDataParallel`` around the model, if there is one.
     """
 
     model: nn.Module
@@ -88,6 +89,7 @@ class Checked:
     rows: int | None = None
     doubled: float | None = None
     mixing: list[Mixing] | None = None
+    wrapper: nn.Module | None = None
     random_in_eval: Operation | None = None
     misaligned: Misaligned | None = None
     shifted: str | None = None
@@ -104,7 +106,8 @@ def checkup(
     """Look for faults in data, forward pass, backward pass and optimizer, before training.
 
     Args:
-        model: the model, on whatever device it lives.
+        model: the model, on whatever device it lives. One in ``DistributedDataParallel`` is looked
+            at without it, on this process's batches, so that processes need not agree.
         loss_fn: ``loss_fn(model, batch)`` returns the scalar loss.
         batches: an iterable of batches, a DataLoader too; up to 64 are used. A batch may be a
             tensor or nested tuples, dictionaries and dataclasses of tensors.
@@ -127,7 +130,10 @@ def checkup(
         >>> checkup(model, loss_fn, [batch], torch.optim.SGD(model.parameters(), 0.1)).ok
         True
     """
-    optimizers = _optimizers(optimizer)
+    optimizers, wrapper = _optimizers(optimizer), None
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        # Each process decides by its own losses which experiments to make: nothing may be sent.
+        model, wrapper = model.module, model
     if any(t.is_meta for t in itertools.chain(model.parameters(), model.buffers())):
         raise ValueError("the model is on the meta device and has no values; move it to the CPU")
     with preserve(model, *optimizers), _as_found(batches), warnings.catch_warnings():
@@ -136,6 +142,7 @@ def checkup(
         if any(is_lazy(parameter) for parameter in model.parameters()):
             loss_fn(model, taken[0])
         evidence = _gather(model, loss_fn, taken, optimizers)
+        evidence.wrapper = wrapper
         findings = [finding for part in RULES for finding in part.rules(evidence)]
     return Report(findings, rules_update.undecided(evidence), _summary(evidence, len(taken)))
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import textwrap
 from collections.abc import Iterator
 
 import torch
@@ -55,7 +56,9 @@ def raised(evidence) -> Iterator[Finding]:
             yield Finding(
                 fault.slug,
                 f"{_raised_at(seen.error, evidence.model)}, batch {seen.index}",
-                f"{type(seen.error).__name__}: {text.splitlines()[0][:160]}",
+                textwrap.shorten(
+                    f"{type(seen.error).__name__}: {text.splitlines()[0]}", 180, placeholder=" …"
+                ),
             )
             return
 
@@ -421,8 +424,7 @@ def unused_parameter(evidence) -> Iterator[Finding]:
             skipped.append(name)
         else:
             idle.append(name)
-    wrapped = isinstance(evidence.model, nn.parallel.DistributedDataParallel)
-    if wrapped and not evidence.model.find_unused_parameters:
+    if evidence.wrapper is not None and not evidence.wrapper.find_unused_parameters:
         yield Finding("ddp-unused-parameter", _names(unused), f"{len(unused)} parameters unused")
         return
     for names, said, severity in (
@@ -684,7 +686,7 @@ def vanishing_gradient(evidence) -> Iterator[Finding]:
                 "vanishing-gradient",
                 f"{small[0]} to {small[-1]}" if len(small) > 1 else small[0],
                 f"{kind} is {first:.1e} in {name} and {last:.1e} at the end; in healthy networks "
-                "the two lie within a factor of 1e-3",
+                "the two lie within a factor of 1,000",
             )
             return
 

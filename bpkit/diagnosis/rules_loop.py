@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import statistics
+import textwrap
 from collections.abc import Iterator
 
 from torch import nn
@@ -577,7 +578,7 @@ def raised(model, evidence) -> Iterator[Finding]:
         yield Finding(
             slug,
             detail.get("line") or f"step {fact.last}",
-            detail["error"].splitlines()[0][:200],
+            textwrap.shorten(detail["error"].splitlines()[0], 200, placeholder=" …"),
             # Which operation made it, only a checkup or find_nonfinite can tell.
             severity="note" if slug in ("nan-forward", "nan-backward") else "fault",
         )

@@ -185,6 +185,8 @@ def suspiciously_slow(evidence) -> bool:
 
 
 def grew(losses: list[float]) -> bool:
+    if not losses:
+        return False
     if not math.isfinite(losses[-1]):
         return math.isfinite(losses[0])
     return len(losses) >= 6 and _mean(losses, True) > 1.5 * abs(_mean(losses, False))
