@@ -69,6 +69,26 @@ def visit_citation(self, node):
     ]
 
 
+NESTED = re.compile(
+    r"(<a class=\"[^\"]*\"[^>]*>)((?:(?!</a>).)+)(</a><details[^>]*><summary)>", re.S
+)
+
+
+def name_nested_pages(app, exception):
+    """axe summary-name: the arrow that opens a chapter's further pages in the sidebar."""
+    if exception or app.builder.format != "html":
+        return
+
+    def named(match):
+        title = " ".join(re.sub(r"<[^>]+>", "", match[2]).split())
+        return f'{match[1]}{match[2]}{match[3]} aria-label="Pages of {title}">'
+
+    for path in Path(app.outdir).rglob("*.html"):
+        text = path.read_text(encoding="utf-8")
+        if (mended := NESTED.sub(named, text)) != text:
+            path.write_text(mended, encoding="utf-8")
+
+
 def drop_unused_files(app, exception):
     """fontawesome.js, which the template no longer loads, and source maps: 4 of 7 MB."""
     if exception or app.builder.format != "html":
@@ -117,6 +137,7 @@ def setup(app):
         nodes.citation, override=True, html=(visit_citation, HTML5Translator.depart_citation)
     )
     app.add_node(nodes.image, override=True, html=(visit_image, HTML5Translator.depart_image))
+    app.connect("build-finished", name_nested_pages)
     app.connect("build-finished", drop_unused_files)
     app.connect("build-finished", subset_icons)
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

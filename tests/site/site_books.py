@@ -37,11 +37,13 @@ def write_small_book(folder):
     (chapters / "references.bib").write_text(entry, encoding="utf-8")
     (chapters / "index.md").write_text("# A small book\n\nIt has one chapter.\n", encoding="utf-8")
     (chapters / "claims.md").write_text("# Claims\n\n```{claims}\n```\n", encoding="utf-8")
+    (chapters / "more.md").write_text("# More\n\nA page below a chapter.\n", encoding="utf-8")
+    one = {"file": "chapters/01_one", "sections": [{"file": "chapters/more"}]}
     toc = {
         "format": "jb-book",
         "root": "chapters/index",
         "parts": [
-            {"caption": "Part", "numbered": 1, "chapters": [{"file": "chapters/01_one"}]},
+            {"caption": "Part", "numbered": 1, "chapters": [one]},
             {"caption": "Back", "chapters": [{"file": "chapters/claims"}]},
         ],
     }

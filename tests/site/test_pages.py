@@ -158,6 +158,7 @@ def stock_problems(browser, stock):
         ("label-content-name-mismatch (serious): summary", "pages.visit_hidden_cell"),
         ("aria-allowed-role (minor)", "pages.visit_citation"),
         ("region (moderate): .sidebar-primary-item", "navbar-logo.html"),
+        ("summary-name (serious)", "pages.name_nested_pages"),
     ],
 )
 def test_cure_is_needed_in_the_browser(stock_problems, sign, cure):
