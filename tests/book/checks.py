@@ -596,6 +596,51 @@ def _rejection(cell, name):
     return problems
 
 
+CARD = ("seen", "The wrong guess.", "decides", "cause", "Prevention.")
+
+
+def cards(nb):
+    """Slug -> the cells of its failure card: from the heading to the next card, or the end."""
+    found, current = {}, None
+    for cell in nb.cells:
+        fault = cell.metadata.get("fault", {})
+        if fault.get("part") == "seen":
+            current = found.setdefault(fault["slug"], [])
+        elif cell.cell_type == "markdown" and re.match(r"#{1,2} ", cell.source):
+            current = None  # a section that is no card
+        if current is not None:
+            current.append(cell)
+    return found
+
+
+def card(slug, cells):
+    """A card has its six parts in order; a program that shows the fault stands before the guess,
+    and a measurement, with assertions on the sick and the healthy program, after what decides."""
+    parts, asserted, programs = [], 0, 0
+    for cell in cells:
+        fault = cell.metadata.get("fault", {})
+        bold = re.findall(r"^\*\*(.+?)\*\*", cell.source, re.M)
+        if fault:
+            parts.append(fault["part"] if fault["slug"] == slug else str(fault))
+        elif cell.cell_type == "markdown":
+            parts += [head for head in bold if head in CARD]
+        elif cell.cell_type == "code":
+            programs += bool(output_text(cell) or _has_figure(cell)) and parts == ["seen"]
+            if "decides" in parts:
+                asserted += sum(isinstance(n, ast.Assert) for n in ast.walk(_tree(cell)))
+    problems = [] if tuple(parts) == CARD else [f"{slug}: parts {parts}, expected {list(CARD)}"]
+    if not programs:
+        problems.append(f"{slug}: no program with an output before the guess")
+    if asserted < 2:
+        problems.append(f"{slug}: {asserted} assertions, expected one on the sick program and one"
+                        " on its healthy twin")  # fmt: skip
+    return problems
+
+
+def _has_figure(cell):
+    return any(mime in output.get("data", {}) for output in cell.outputs for mime in FIGURE)
+
+
 # Every check that needs nothing but the notebook.
 CHECKS = (
     first_cell,

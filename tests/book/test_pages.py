@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from bpkit.diagnosis.faults import FAULTS
 from tools import refresh
 
 from . import checks, markdown
@@ -60,6 +61,13 @@ def test_exercises(path):
         directives = [d for _, page in checks.markdown_cells(nb) for d in page.directives]
         count = sum(directive.name == "exercise" for directive in directives)
         assert 4 <= count <= 6, f"{count} exercises; a chapter has four to six"
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=named)
+def test_failure_cards_are_complete_and_in_the_order_of_the_catalogue(path):
+    found = checks.cards(refresh.read(path))
+    report([why for slug, cells in found.items() for why in checks.card(slug, cells)])
+    assert list(found) == [slug for slug, fault in FAULTS.items() if fault.page == path.stem]
 
 
 @pytest.mark.parametrize("path", PAGES, ids=named)
