@@ -1,13 +1,15 @@
-"""Which faults are there, by layer?  The directive ``{faults}`` writes the catalogue as a page.
+"""What is behind what I see?  The directives of the page ``symptoms``, made from the catalogue.
 
-The texts come from ``bpkit/diagnosis/faults.toml``, as those of the reports do. Each fault is a
-section whose anchor is its slug.
+``{look-up}`` is a box that looks a pasted message up; ``{seen}`` lists what is seen without one;
+``{messages}`` lists the errors and warnings that faults raise; ``{cards}`` all faults by layer.
+All texts come from ``bpkit/diagnosis``, as those of the reports and of the failure cards do.
 """
 
-import re
+import json
 from importlib import resources
 
 from docutils import nodes
+from sphinx import addnodes
 from sphinx.util.docutils import SphinxDirective
 
 LAYERS = {
@@ -17,50 +19,26 @@ LAYERS = {
     "update": ("Update", "From the gradients to the weights: the loop around the model."),
     "memory": ("Memory", "What has to be kept, and for how long."),
 }
+BOX = """
+<form class="message-box" hidden>
+<label for="message">Paste an error or a warning, with as much around it as you like:</label>
+<textarea id="message" rows="4" spellcheck="false" autocomplete="off"></textarea>
+<div class="message-found" aria-live="polite"></div>
+</form>
+<script type="application/json" id="message-patterns">{data}</script>
+"""
 
 
-def readable(pattern):
-    """A pattern as a person would quote the message, with … for what varies.
+class Catalogue(SphinxDirective):
+    """What the three have in common: texts of the catalogue as nodes."""
 
-    >>> readable(r"Target .+? is out of bounds")
-    'Target … is out of bounds'
-    """
-    text = re.sub(r"\\d\+|\\w\+|(?<!\\)\.[+*]\??", "…", pattern)
-    return re.sub(r"\\(.)", r"\1", text)
-
-
-class Faults(SphinxDirective):
     def run(self):
-        from bpkit.diagnosis.faults import FAULTS  # brings torch along, so only where it is used
+        from bpkit.diagnosis import faults  # brings torch along, so only where it is used
 
-        self.env.note_dependency(str(resources.files("bpkit.diagnosis").joinpath("faults.toml")))
-        sections = []
-        for layer, (title, what) in LAYERS.items():
-            section = nodes.section(ids=[f"faults-{layer}"])
-            section += [nodes.title("", title), nodes.paragraph("", what)]
-            section += [self.fault(f) for f in FAULTS.values() if f.layer == layer]
-            sections.append(section)
-        return sections
-
-    def fault(self, fault):
-        section = nodes.section(ids=[fault.slug], names=[fault.slug], classes=["fault"])
-        self.state.document.note_explicit_target(section)
-        section += nodes.title("", "", *self.inline(fault.title))
-        seen = nodes.bullet_list()
-        for symptom in fault.symptoms:
-            seen += nodes.list_item("", nodes.paragraph("", "", *self.inline(symptom)))
-        for pattern in fault.errors:
-            said = nodes.literal("", readable(pattern.pattern))
-            seen += nodes.list_item("", nodes.paragraph("", "", said))
-        section += [nodes.paragraph("", "", nodes.literal("", fault.slug)), seen]
-        for label, text in (
-            ("What decides", fault.decides),
-            ("Why", fault.cause),
-            ("Repair", fault.repair),
-        ):
-            head = nodes.strong("", f"{label}. ")
-            section += nodes.paragraph("", "", head, *self.inline(text))
-        return section
+        self.faults = faults
+        for file in ("faults.toml", "symptoms.toml"):
+            self.env.note_dependency(str(resources.files("bpkit.diagnosis").joinpath(file)))
+        return self.listing()
 
     def inline(self, text):
         """MyST inline markup: code, links."""
@@ -70,7 +48,122 @@ class Faults(SphinxDirective):
             for child in (node.children if isinstance(node, nodes.paragraph) else [node])
         ]
 
+    def paragraph(self, text, head=""):
+        start = [nodes.strong("", f"{head}."), nodes.Text(" ")] if head else []
+        return nodes.paragraph("", "", *start, *self.inline(text))
+
+    def link(self, slug):
+        """A cross-reference to the card, its title as text; Sphinx warns if there is no card."""
+        title = self.faults.FAULTS[slug].title
+        reference = addnodes.pending_xref(
+            "", nodes.inline("", "", *self.inline(title)), refdomain="std", reftype="ref",
+            reftarget=slug, refexplicit=True, refwarn=True, refdoc=self.env.docname,
+        )  # fmt: skip
+        return reference
+
+    def candidates(self, slugs):
+        """The faults in the order given, each with the measurement that decides."""
+        listed = nodes.enumerated_list(enumtype="arabic", prefix="", suffix=".")
+        for slug in slugs:
+            decides = self.inline(self.faults.FAULTS[slug].decides)
+            text = nodes.paragraph("", "", self.link(slug), nodes.Text(": "), *decides)
+            listed += nodes.list_item("", text)
+        return listed
+
+    def section(self, name, title):
+        section = nodes.section(ids=[name], names=[name])
+        self.state.document.note_explicit_target(section)
+        section += nodes.title("", "", *self.inline(title))
+        return section
+
+
+class LookUp(Catalogue):
+    """The box, with the patterns it needs; ``symptoms.js`` makes it work."""
+
+    def listing(self):
+        faults = self.faults.FAULTS.values()
+        data = [
+            [pattern.pattern, fault.slug, fault.title, f"{fault.page}.html#{fault.anchor}"]
+            for fault in faults
+            for pattern in fault.errors
+        ]
+        decides = {fault.slug: fault.decides for fault in faults if fault.errors}
+        text = json.dumps({"patterns": data, "decides": decides}, ensure_ascii=False)
+        return [nodes.raw("", BOX.format(data=text.replace("<", "\\u003c")), format="html")]
+
+
+class Messages(Catalogue):
+    """The messages, each with the faults that can be behind it."""
+
+    def listing(self):
+        faults = self.faults.FAULTS.values()
+        behind = {}
+        for fault in faults:
+            for pattern in fault.errors:
+                behind.setdefault(pattern.pattern, []).append(fault.slug)
+        together = {}  # messages with the same faults behind them stand together
+        for pattern, slugs in behind.items():
+            together.setdefault(tuple(slugs), []).append(pattern)
+        listed = nodes.definition_list(classes=["messages"])
+        for slugs, patterns in together.items():
+            item = nodes.definition_list_item()
+            for pattern in patterns:
+                item += nodes.term("", "", nodes.literal("", self.faults.readable(pattern)))
+            one = nodes.paragraph("", "", self.link(slugs[0]))
+            item += nodes.definition("", one if len(slugs) == 1 else self.candidates(slugs))
+            listed += item
+        return [listed]
+
+
+class Seen(Catalogue):
+    """What is seen without a message: what to measure first, and the candidates."""
+
+    def listing(self):
+        overview, sections = nodes.bullet_list(classes=["overview"]), []
+        for symptom in self.faults.SYMPTOMS.values():
+            jump = nodes.reference("", "", *self.inline(symptom.title), refid=symptom.name)
+            overview += nodes.list_item("", nodes.paragraph("", "", jump))
+            section = self.section(symptom.name, symptom.title)
+            section += self.paragraph(symptom.first, "Measure first")
+            section += self.candidates(symptom.faults)
+            sections.append(section)
+        return [overview, *sections]
+
+
+class Cards(Catalogue):
+    """Every fault, by layer: its name in reports and its card, or its text where it has none."""
+
+    def listing(self):
+        sections = []
+        for layer, (title, what) in LAYERS.items():
+            section = self.section(f"faults-{layer}", title)
+            section += self.paragraph(what)
+            listed = nodes.bullet_list()
+            faults = [f for f in self.faults.FAULTS.values() if f.layer == layer]
+            for fault in faults:
+                entry = nodes.paragraph("", "", nodes.literal("", fault.slug), nodes.Text(": "))
+                entry += self.link(fault.slug)
+                listed += nodes.list_item("", entry)
+            section += listed
+            section += [self.card(fault) for fault in faults if fault.page == "symptoms"]
+            sections.append(section)
+        return sections
+
+    def card(self, fault):
+        section = self.section(fault.slug, fault.title)
+        section += nodes.bullet_list(
+            "",
+            *[nodes.list_item("", self.paragraph(symptom)) for symptom in fault.symptoms],
+        )
+        section += self.paragraph(fault.decides, "The measurement that decides")
+        section += self.paragraph(fault.cause, "The cause")
+        section += self.paragraph(fault.repair, "The repair")
+        return section
+
 
 def setup(app):
-    app.add_directive("faults", Faults)
+    app.add_directive("look-up", LookUp)
+    app.add_directive("messages", Messages)
+    app.add_directive("seen", Seen)
+    app.add_directive("cards", Cards)
     return {"version": "1", "parallel_read_safe": True}
