@@ -441,7 +441,7 @@ def missing_claims(notebooks, ledger, chapter):
     ]
 
 
-def exercises(nb, chapter=None):
+def exercises(nb, chapter=None, before=0):
     """Each ``{exercise}`` is followed, before the next one, by a hint, an answer cell, a solution
     and a check, in this order:
 
@@ -453,7 +453,8 @@ def exercises(nb, chapter=None):
     * code tagged ``check``, ``remove-cell``: ``.rejects(`` with two wrong answers or more.
 
     Before the answer a cell tagged ``judge`` and hidden or removed makes
-    ``check_1 = Exercise("1.1", judge)``; numbers count up as the page counts.
+    ``check_1 = Exercise("1.1", judge)``; numbers count up over the pages of a chapter, of which
+    ``before`` stand on earlier pages.
     """
     starts = [
         (k, directive)
@@ -466,7 +467,7 @@ def exercises(nb, chapter=None):
     problems = []
     for count, (start, directive) in enumerate(starts, start=1):
         end = starts[count][0] if count < len(starts) else len(nb.cells)
-        number = f"{chapter}.{count}" if chapter else None
+        number = f"{chapter}.{before + count}" if chapter else None
         where = f"exercise {number or count} (cell {start})"
         problems += [f"{where}: {why}" for why in _exercise(nb, start, end, directive, number)]
     used = {"answer", "solution", "check"}

@@ -52,14 +52,19 @@ def test_chapter_teaches_its_claims(chapter):
     report(checks.missing_claims(notebooks, LEDGER, chapter))
 
 
+def exercise_count(path):
+    pages = [page for _, page in checks.markdown_cells(refresh.read(path))]
+    return sum(d.name == "exercise" for page in pages for d in page.directives)
+
+
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=named)
 def test_exercises(path):
-    nb = refresh.read(path)
-    numbered = path.stem[:3].endswith("_") and path.stem[:2].isdigit()
-    report(checks.exercises(nb, int(path.stem[:2]) if numbered else None))
-    if numbered:
-        directives = [d for _, page in checks.markdown_cells(nb) for d in page.directives]
-        count = sum(directive.name == "exercise" for directive in directives)
+    chapter = int(path.stem[:2])
+    earlier = [p for p in NOTEBOOKS if p.stem[:2] == path.stem[:2] and p < path]
+    before = sum(map(exercise_count, earlier))
+    report(checks.exercises(refresh.read(path), chapter, before))
+    if path.stem[2] == "_":
+        count = exercise_count(path)
         assert 4 <= count <= 6, f"{count} exercises; a chapter has four to six"
 
 
