@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import bpkit
 from bpkit import checkup, find_nonfinite
+from bpkit.data import digits
 
 # Everything is as before
 
@@ -748,3 +749,15 @@ def test_nothing_is_sent_to_other_processes(one_process):
     batches = [(torch.randn(8, 4), torch.randint(2, (8,))) for _ in range(2)]
     report = checkup(model, lambda m, b: F.cross_entropy(m(b[0]), b[1]), batches, optimizer)
     assert "lr-too-high" in [finding.slug for finding in report.findings]
+
+
+@pytest.mark.parametrize(("rate", "named"), [(0.5, False), (4.0, True)])
+def test_a_rate_that_kills_the_net_without_raising_its_loss_is_too_high(rate, named):
+    torch.manual_seed(0)
+    double = {"dtype": torch.float64}
+    model = nn.Sequential(nn.Linear(64, 32, **double), nn.ReLU(), nn.Linear(32, 10, **double))
+    data, starts = digits(), range(0, 640, 64)
+    batches = [(data.train_images[k : k + 64], data.train_labels[k : k + 64]) for k in starts]
+    optimizer = torch.optim.SGD(model.parameters(), rate)
+    report = checkup(model, lambda m, b: F.cross_entropy(m(b[0]), b[1]), batches, optimizer)
+    assert ("lr-too-high" in [finding.slug for finding in report.faults]) is named

@@ -174,8 +174,10 @@ def _mean(losses: list[float], last: bool) -> float:
 
 def suspiciously_fast(evidence) -> bool:
     """Whether the plain loop gives reason to repeat it at a lower learning rate."""
-    losses = evidence.losses
-    return len(losses) > 1 and (grew(losses) or evidence.update_ratio > 0.2 or _shot_up(evidence))
+    if len(evidence.losses) < 2:
+        return False
+    alarms = grew(evidence.losses), _shot_up(evidence), _struck(evidence)
+    return evidence.update_ratio > 0.2 or any(alarms)
 
 
 def suspiciously_slow(evidence) -> bool:
@@ -198,6 +200,13 @@ def _shot_up(evidence) -> bool:
     losses = evidence.losses
     leapt = max(losses[:10]) > 3 * abs(losses[0]) and _mean(losses, True) > 0.8 * abs(losses[0])
     return evidence.early_ratio > 0.5 and leapt
+
+
+def _struck(evidence) -> bool:
+    """Steps of the size of the weights at the start, and a loss that rests where it began: what
+    such steps kill (a layer of ReLU) does not learn any more."""
+    losses = evidence.losses
+    return evidence.early_ratio > 0.5 and _mean(losses, True) > 0.9 * abs(losses[0])
 
 
 def _warming_up(optimizer) -> bool:
@@ -234,14 +243,15 @@ def learning_rate(evidence) -> Iterator[Finding]:
         worse = grew(losses) or _shot_up(evidence)
         stuck = evidence.update_ratio > 0.2 and _mean(losses, True) > 1.3 * abs(_mean(slow, True))
         fine = math.isfinite(slow[-1]) and _mean(slow, True) < 1.05 * start
-        if fine and (worse or stuck):
+        killed = _struck(evidence) and _mean(slow, True) < 0.8 * _mean(losses, True)
+        if fine and (worse or stuck or killed):
             end = "is no longer finite" if broke else f"ends at {_mean(losses, True):.3g}"
             yield Finding(
                 "lr-too-high",
                 f"learning rate {rates}",
                 f"in {len(losses)} plain steps the loss goes from {losses[0]:.3g} and {end}; at a "
-                f"lower rate it ends at {_mean(slow, True):.3g}. Update ratio "
-                f"{evidence.update_ratio:.2g}",
+                f"lower rate it ends at {_mean(slow, True):.3g}. Update ratio up to "
+                f"{evidence.early_ratio:.2g} in the first steps, {evidence.update_ratio:.2g} later",
             )
     if evidence.faster is not None and len(losses) >= 6 and _has_gradient(evidence):
         pairs = list(zip(losses, evidence.faster, strict=False))[-max(2, len(losses) // 3) :]
