@@ -17,6 +17,7 @@ import html
 import inspect
 import linecache
 import math
+import textwrap
 import traceback
 from collections import Counter
 from collections.abc import Callable
@@ -107,7 +108,13 @@ class Origin:
         return {name: text for name, text in rows.items() if text}
 
     def __str__(self) -> str:
-        return "\n".join(f"{name:7} {text}" for name, text in self._table().items())
+        return "\n".join(
+            textwrap.fill(
+                f"{name:7} {text}", 76, subsequent_indent=" " * 8,
+                break_long_words=False, break_on_hyphens=False,
+            )
+            for name, text in self._table().items()
+        )  # fmt: skip
 
     __repr__ = __str__
 

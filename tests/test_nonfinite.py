@@ -1140,3 +1140,15 @@ def test_an_infinite_slope_without_a_rule_of_its_own_is_called_a_slope():
     )
     assert (origin.phase, origin.node) == ("backward", "SpecialEntrBackward0")
     assert origin.why.startswith("The slope of special_entr at 0 is infinite")
+
+
+def test_lines_of_an_origin_fit_into_a_terminal():
+    origin = find_nonfinite(
+        nn.Linear(2, 1, dtype=torch.float64),
+        lambda model, x: (model.weight * 0 + x).sqrt().sum() + 0 * model.bias.sum() + 0 * x.sum(),
+        torch.tensor([0.0, 0.5]),
+    )
+    lines = str(origin).splitlines()
+    assert all(len(line) <= 76 for line in lines)
+    assert any(line.startswith("        ") for line in lines)
+    assert " ".join(" ".join(lines).split()).count(origin.why) == 1
