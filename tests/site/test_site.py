@@ -15,9 +15,6 @@ from mdit_py_plugins.dollarmath import dollarmath_plugin
 import site_checks as checks
 from site_checks import ROOT
 
-READ = ("light", "dark")
-WIDTHS = (1280, 375)
-
 
 def documents():
     """The documents in ``_toc.yml``, in its order."""
@@ -37,6 +34,14 @@ def documents():
 
 DOCUMENTS = documents()
 PAGES = [f"{name}.html" for name in DOCUMENTS] + ["search.html", "genindex.html"]
+# Each page in light and in dark, on a desk and on a phone; every fourth in all combinations, since
+# what the scheme and what the width change is the same style sheet's work on all pages.
+VIEWS = [
+    (name, scheme, width)
+    for k, name in enumerate(PAGES)
+    for scheme, width in (("light", 1280), ("dark", 375), ("dark", 1280), ("light", 375))
+    if (scheme == "light") == (width == 1280) or k % 4 == 0
+]
 
 
 @pytest.fixture(scope="module")
@@ -45,9 +50,7 @@ def server(book):
         yield address
 
 
-@pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("scheme", READ)
-@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize(("name", "scheme", "width"), VIEWS)
 def test_page(browser, server, name, scheme, width):
     assert checks.everything(browser, server, name, scheme, width) == []
 
