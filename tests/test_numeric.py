@@ -628,7 +628,7 @@ def test_bar_shows_for_long_runs_only(capsys, monkeypatch):
 
     def impatient(**options):
         assert options["delay"] >= 2
-        bars.append(original(**{**options, "delay": 0, "mininterval": 0}))
+        bars.append(original(**{**options, "delay": 0, "mininterval": 0, "disable": False}))
         return bars[-1]
 
     monkeypatch.setattr(numeric, "tqdm", impatient)

@@ -43,6 +43,7 @@ ENVIRONMENT = {
     "NUMEXPR_NUM_THREADS": "1",
     "PYTHONHASHSEED": "0",
     "MPLBACKEND": "module://matplotlib_inline.backend_inline",
+    "TQDM_DISABLE": "1",  # a bar would appear on a slow machine only, and on stderr
 }
 
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
