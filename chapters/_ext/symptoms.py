@@ -131,7 +131,7 @@ class Seen(Catalogue):
 
 
 class Cards(Catalogue):
-    """Every fault, by layer: its name in reports and its card, or its text where it has none."""
+    """Every fault, by layer: its name in reports and its card."""
 
     def listing(self):
         sections = []
@@ -145,20 +145,8 @@ class Cards(Catalogue):
                 entry += self.link(fault.slug)
                 listed += nodes.list_item("", entry)
             section += listed
-            section += [self.card(fault) for fault in faults if fault.page == "symptoms"]
             sections.append(section)
         return sections
-
-    def card(self, fault):
-        section = self.section(fault.slug, fault.title)
-        section += nodes.bullet_list(
-            "",
-            *[nodes.list_item("", self.paragraph(symptom)) for symptom in fault.symptoms],
-        )
-        section += self.paragraph(fault.decides, "The measurement that decides")
-        section += self.paragraph(fault.cause, "The cause")
-        section += self.paragraph(fault.repair, "The repair")
-        return section
 
 
 def setup(app):

@@ -394,3 +394,60 @@ The random gradient trains to 0.889 all the same.
 def test_broken_page_is_caught(old, new):
     assert checks.numbers_on_page(PAGE) == []
     assert checks.numbers_on_page(PAGE.replace(old, new))
+
+
+def a_card():
+    """A failure card of the book, which passes."""
+    nb = refresh.read(ROOT / "chapters" / "08a_data.ipynb")
+    slug, cells = next(iter(checks.cards(nb).items()))
+    assert checks.card(slug, cells) == []
+    return slug, copy.deepcopy(cells)
+
+
+def part(cells, name):
+    return next(k for k, c in enumerate(cells) if c.metadata.get("fault", {}).get("part") == name)
+
+
+def without_guess(cells):
+    for each in cells:
+        each.source = each.source.replace("**The wrong guess.**", "")
+
+
+def without_assertions(cells):
+    for each in cells:
+        each.source = each.source.replace("assert ", "")
+
+
+def without_decision(cells):
+    del cells[part(cells, "decides")]
+
+
+def cause_first(cells):
+    cells.insert(0, cells.pop(part(cells, "cause")))
+
+
+def of_another_fault(cells):
+    cells[part(cells, "cause")].metadata["fault"]["slug"] = "dead-relu"
+
+
+def without_program(cells):
+    for each in cells[: part(cells, "decides")]:
+        if each.cell_type == "code":
+            each.outputs = []
+
+
+@pytest.mark.parametrize(
+    ("breaks", "says"),
+    [
+        (without_guess, "parts ['seen', 'decides'"),
+        (without_assertions, "0 assertions"),
+        (without_decision, "parts ['seen', 'The wrong guess.', 'cause'"),
+        (cause_first, "parts ['cause'"),
+        (of_another_fault, "dead-relu"),
+        (without_program, "no program with an output"),
+    ],
+)
+def test_a_broken_failure_card_is_noticed(breaks, says):
+    slug, cells = a_card()
+    breaks(cells)
+    assert any(says in why for why in checks.card(slug, cells))
