@@ -12,7 +12,6 @@ Source: https://docs.pytorch.org/docs/stable/torch.compiler_fake_tensor.html
 from __future__ import annotations
 
 import copy
-import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -41,7 +40,7 @@ from bpkit.saved import (
     short,
     size_of,
 )
-from bpkit.style import Table
+from bpkit.style import Table, wrapped
 
 __all__ = ["Advice", "Ledger", "ledger", "saved_bytes", "size_of"]
 
@@ -544,6 +543,4 @@ def _on_meta(optimizer: torch.optim.Optimizer, twins: dict[Tensor, Tensor]) -> A
 
 
 def _items(lines: list[str]) -> str:
-    return "\n".join(
-        textwrap.fill(line, 88, initial_indent="- ", subsequent_indent="  ") for line in lines
-    )
+    return "\n".join(part for line in lines for part in wrapped(f"- {line}", rest=2, width=88))

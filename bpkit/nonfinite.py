@@ -17,7 +17,6 @@ import html
 import inspect
 import linecache
 import math
-import textwrap
 import traceback
 from collections import Counter
 from collections.abc import Callable
@@ -59,6 +58,7 @@ from bpkit.record import (
     reader_line,
     record,
 )
+from bpkit.style import wrapped
 
 
 @dataclass(repr=False)
@@ -108,13 +108,8 @@ class Origin:
         return {name: text for name, text in rows.items() if text}
 
     def __str__(self) -> str:
-        return "\n".join(
-            textwrap.fill(
-                f"{name:7} {text}", 76, subsequent_indent=" " * 8,
-                break_long_words=False, break_on_hyphens=False,
-            )
-            for name, text in self._table().items()
-        )  # fmt: skip
+        rows = self._table().items()
+        return "\n".join(line for name, text in rows for line in wrapped(f"{name:7} {text}", 8))
 
     __repr__ = __str__
 

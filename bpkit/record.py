@@ -22,10 +22,11 @@ import math
 import os
 import sys
 import threading
+import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from types import FrameType
+from types import FrameType, TracebackType
 from typing import Any
 
 import torch
@@ -374,6 +375,12 @@ def reader_line(frame: FrameType | None) -> Line | None:
             return line
         frame = frame.f_back
     return None
+
+
+def raised_line(trace: TracebackType | None) -> Line | None:
+    """The innermost line outside PyTorch and ``bpkit`` in a traceback, or ``None``."""
+    lines = [line_of(frame, number) for frame, number in traceback.walk_tb(trace)]
+    return next((line for line in reversed(lines) if line is not None), None)
 
 
 def line_of(frame: FrameType, number: int) -> Line | None:

@@ -5,6 +5,7 @@ apart), opaque white so that a picture reads the same in the dark theme, and lin
 markers that vary together with the colour, so that colour is never the only cue.
 """
 
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
@@ -21,6 +22,18 @@ INK, MUTED, FAINT, PAPER = "#1B1F24", "#57606A", "#D0D7DE", "#FFFFFF"
 
 # What a colour means wherever a graph is drawn: values flow forward, gradients flow back.
 VALUE, GRADIENT = BLUE, ORANGE
+
+
+def wrapped(text: str, rest: int = 0, width: int = 76) -> list[str]:
+    """Lines that fit into a terminal and a page, the later ones indented by ``rest``; a name or a
+    path is not torn apart.
+
+    >>> wrapped("a long sentence", rest=2, width=8)
+    ['a long', '  sentence']
+    """
+    return textwrap.wrap(
+        text, width, subsequent_indent=" " * rest, break_long_words=False, break_on_hyphens=False
+    )
 
 
 def use() -> None:

@@ -22,13 +22,11 @@ import functools
 import math
 import sys
 import threading
-import traceback
 import weakref
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import groupby
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -48,7 +46,7 @@ from bpkit.diagnosis.evidence import Evidence
 from bpkit.diagnosis.gradients import Backward, Gradients, Slot, some
 from bpkit.diagnosis.series import Series
 from bpkit.diagnosis.wiring import norms, parameters_of, products
-from bpkit.record import Line, line_of, reader_line
+from bpkit.record import raised_line, reader_line
 
 _MANY = 64  # entries of a kind in the evidence, where nothing else bounds them
 
@@ -134,7 +132,7 @@ class Recorder:
             self._note(
                 "raised",
                 error=_short(error),
-                line=str(_raised_at(trace)),
+                line=str(raised_line(trace)),
                 recording=torch.is_grad_enabled(),
             )
         self._closer.count_alive()
@@ -656,12 +654,6 @@ def _family(kind: type, name: str) -> list[type]:
     """``kind`` and its subclasses that have a ``name`` of their own."""
     below = [found for sub in kind.__subclasses__() for found in _family(sub, name)]
     return list(dict.fromkeys([kind] * (name in vars(kind)) + below))
-
-
-def _raised_at(trace: TracebackType | None) -> Line | None:
-    """The innermost line of the reader's code in a traceback."""
-    lines = [line_of(frame, number) for frame, number in traceback.walk_tb(trace)]
-    return next((line for line in reversed(lines) if line is not None), None)
 
 
 def _short(error: BaseException) -> str:

@@ -7,12 +7,12 @@ A report is plain data: text in a terminal, a table in a notebook, ``to_dict()``
 from __future__ import annotations
 
 import copy
-import textwrap
 from dataclasses import dataclass, field
 from html import escape
 from typing import Any
 
 from bpkit.diagnosis.faults import FAULTS
+from bpkit.style import wrapped
 
 # What each cause brings about: a finding is folded under the first one present that explains it.
 # A consequence is listed here only if repairing the cause removes it.
@@ -138,9 +138,7 @@ class Finding:
 
     def __str__(self) -> str:
         head = f"{self.severity.upper()}  {self.title}  [{self.slug}]"
-        lines = textwrap.wrap(
-            head, 76, subsequent_indent=" " * 9, break_on_hyphens=False, break_long_words=False
-        )
+        lines = wrapped(head, rest=9)
         parts = {"where": self.where, "seen": self.evidence, "why": self.cause, "do": self.repair}
         if self.severity == "note":
             parts.pop("why")
@@ -152,11 +150,7 @@ class Finding:
 
 
 def _wrapped(name: str, text: str) -> list[str]:
-    rest = " " * 9
-    return textwrap.wrap(
-        " ".join(text.split()), 76, initial_indent=f"  {name:5}  ", subsequent_indent=rest,
-        break_long_words=False, break_on_hyphens=False,
-    )  # fmt: skip
+    return wrapped(f"  {name:5}  {' '.join(text.split())}", rest=9)
 
 
 class Report:
@@ -215,14 +209,8 @@ class Report:
         lines = []
         for finding in self.findings:
             note = "" if finding.severity == "fault" else "note: "
-            for indent, text in (
-                ("", f"{note}{finding.slug} at {finding.where}"),
-                ("    ", finding.evidence),
-            ):
-                lines += textwrap.wrap(
-                    text, 76, initial_indent=indent, subsequent_indent=indent or "  ",
-                    break_long_words=False, break_on_hyphens=False,
-                )  # fmt: skip
+            lines += wrapped(f"{note}{finding.slug} at {finding.where}", rest=2)
+            lines += wrapped(" " * 4 + finding.evidence, rest=4)
         return "\n".join(lines) or "No fault found."
 
     def to_dict(self) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import math
 import textwrap
+import traceback
 from collections.abc import Iterator
 
 import torch
@@ -19,7 +20,7 @@ from bpkit.diagnosis.faults import for_error
 from bpkit.diagnosis.forward import SHAPING, Observation
 from bpkit.diagnosis.report import Finding
 from bpkit.diagnosis.wiring import dense, held_at, listed, registered
-from bpkit.record import Operation, Value, line_of
+from bpkit.record import Operation, Value, raised_line
 
 _LEAVES_TENSORS = frozenset((
     "item", "tolist", "numpy", "float", "int", "bool", "array", "detach", "data",
@@ -66,13 +67,11 @@ def raised(evidence) -> Iterator[Finding]:
 def _raised_at(error: BaseException, model: nn.Module) -> str:
     """The module of the model in which it was raised, and the innermost line of the reader's."""
     names = {id(module): name for name, module in model.named_modules()}
-    place, line, trace = "", None, error.__traceback__
-    while trace is not None:
-        owner = trace.tb_frame.f_locals.get("self")
+    place, line = "", raised_line(error.__traceback__)
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        owner = frame.f_locals.get("self")
         if isinstance(owner, nn.Module) and names.get(id(owner)):
             place = f"{names[id(owner)]} ({type(owner).__name__})"
-        line = line_of(trace.tb_frame, trace.tb_lineno) or line
-        trace = trace.tb_next
     return ", ".join(part for part in (place, str(line or "")) if part) or "the forward pass"
 
 
