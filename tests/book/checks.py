@@ -128,6 +128,16 @@ def long_cells(nb):
     ]
 
 
+def folded_cells(nb):
+    """A folded cell says what is in it: ``mystnb.code_prompt_show``, such as "Show the model"."""
+    return [
+        f"cell {k}: folded without a name"
+        for k, cell in code_cells(nb)
+        if tags(cell) & {"hide-input", "hide-cell"}
+        and not cell.metadata.get("mystnb", {}).get("code_prompt_show", "").strip()
+    ]
+
+
 def alt_text(alt):
     """What is wrong with an alt text: "" if nothing."""
     alt = alt.strip()
@@ -649,6 +659,7 @@ CHECKS = (
     stray_errors,
     ignored_outputs,
     long_cells,
+    folded_cells,
     alt_texts,
     machine_traces,
     metadata,

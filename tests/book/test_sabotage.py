@@ -90,6 +90,10 @@ def lengthen(nb):
     target.source += "\n" * (19 - len(target.source.split("\n"))) + "x"
 
 
+def fold(nb):
+    cell(nb, "neuron").metadata.setdefault("tags", []).append("hide-input")
+
+
 def store_stderr(nb):
     outputs_of(nb, "neuron").append(
         refresh.nbformat.v4.new_output("stream", name="stderr", text="UserWarning: careful")
@@ -172,6 +176,7 @@ DOCUMENT = {
     "a claim's number not shown": ("claims", print_output("y = 0.6557, SigmoidBackward0")),
     "a claim's name not shown": ("claims", print_output("y = 0.6457, MulBackward0")),
     "a long cell": ("long_cells", lengthen),
+    "a folded cell without a name": ("folded_cells", fold),
     "stray stderr": ("stray_errors", store_stderr),
     "a stray error": ("stray_errors", store_error),
     "random numbers without a seed": (
