@@ -5,9 +5,11 @@ an author has to do is said at each check; the tests in this folder run them ove
 """
 
 import ast
+import base64
 import copy
 import json
 import re
+import struct
 from decimal import Decimal
 from pathlib import Path
 
@@ -20,6 +22,12 @@ ROOT = Path(__file__).resolve().parents[2]
 LONGEST_CELL = 18
 LONGEST_FLOAT = 10
 SHORTEST_ALT = 25
+# 375 pixels of a phone show a picture of this width with its 11 points at 9 pixels.
+WIDEST_FIGURE = 720
+ROUTE = re.compile(
+    r"\*\*Time\.\*\* About \d+ minutes to read(, \d+ for the exercises)?\."
+    r"( \*\*Needs\.\*\* \S.*\. \*\*Skip it if\*\* you can \S.*\.)?"
+)
 HIDING = ("nbval-ignore-output", "nbval-skip", "nbval-check-output", "skip-execution",
           "pytest-validate-ignore-output")  # fmt: skip
 FIGURE = ("image/png", "image/jpeg", "image/svg+xml")
@@ -174,6 +182,83 @@ def alt_texts(nb):
     return problems
 
 
+def figures(nb):
+    """Every figure has a number, a caption and a reference, and is legible on a phone:
+    ``mystnb.figure`` with ``caption`` and a ``name`` fig:..., {numref} in the text, and a width of
+    720 pixels at the most, which is ``figsize=(6.4, ...)``."""
+    referenced = {
+        target
+        for cell in nb.cells
+        if cell.cell_type == "markdown"
+        for target in re.findall(r"\{numref\}`(?:[^`<>]*<)?([^`<>]+)>?`", cell.source)
+    }
+    problems = []
+    for k, cell in code_cells(nb):
+        pictures = [
+            output.data["image/png"]
+            for output in cell.outputs
+            if "image/png" in output.get("data", {})
+        ]
+        if not pictures or tags(cell) & REMOVED:
+            continue
+        figure = cell.metadata.get("mystnb", {}).get("figure", {})
+        name = figure.get("name", "")
+        if not name.startswith("fig:"):
+            problems.append(f"cell {k}: a figure without a name fig:..., but {name!r}")
+        elif name not in referenced:
+            problems.append(f"cell {k}: no text refers to {{numref}}`{name}`")
+        if not figure.get("caption", "").strip():
+            problems.append(f"cell {k}: a figure without a caption")
+        for picture in pictures:
+            width = struct.unpack(">I", base64.b64decode(picture[:64])[16:20])[0]
+            if width > WIDEST_FIGURE:
+                problems.append(
+                    f"cell {k}: {name} is {width} pixels wide, at most {WIDEST_FIGURE} are allowed:"
+                    " its text is too small on a phone; figsize=(6.4, ...), labels included"
+                )
+    return problems
+
+
+def route(nb):
+    """What a page asks of its reader: one Markdown cell before the first section, with the
+    metadata ``"route": {}``, in one paragraph:
+
+        **Time.** About 0 minutes to read, 0 for the exercises. **Needs.** {doc}`02_chain_rule`
+        and ... **Skip it if** you can ...
+
+    A page without exercises may stop after the first sentence. The title of each exercise ends in
+    one of `` · easy, 5 min``, `` · medium, 10 min``, `` · hard, 20 min``. The numbers are
+    computed from the page. Cure: tests/tools/refresh.py."""
+    problems = []
+    cells = [k for k, cell in enumerate(nb.cells) if "route" in cell.metadata]
+    titles = [
+        (k, title)
+        for k, cell in enumerate(nb.cells)
+        if cell.cell_type == "markdown"
+        for title in refresh.exercise_titles(cell)
+    ]
+    for k, title in titles:
+        if not refresh.RATED.search(title):
+            problems.append(f"cell {k}: the exercise {title!r} is not rated: it must end in"
+                            " ' · easy, 5 min', ' · medium, 10 min' or ' · hard, 20 min'")  # fmt: skip
+    if len(cells) != 1 or nb.cells[cells[0]].cell_type != "markdown":
+        return [*problems, f"{len(cells)} Markdown cells with metadata route, expected one"]
+    (k,) = cells
+    for section, cell in enumerate(nb.cells[:k]):
+        if cell.cell_type == "markdown" and re.search(r"^## ", cell.source, re.M):
+            problems.append(f"cell {k}: the route stands after the section of cell {section}")
+    text = " ".join(nb.cells[k].source.split())
+    match = ROUTE.fullmatch(text)
+    if not match:
+        problems.append(f"cell {k}: not of the form **Time.** ... **Needs.** ... **Skip it if**"
+                        f" you can ...: {text[:60]!r}")  # fmt: skip
+    elif titles and not match[2]:
+        problems.append(f"cell {k}: a page with exercises says what it needs and who may skip it")
+    if text != (right := refresh.timed(nb, text)):
+        problems.append(f"cell {k}: {text[:70]!r}, expected {right[:70]!r}")
+    return problems
+
+
 def machine_traces(nb):
     """No output shows a path of a machine, an object's address, or digits of pure noise."""
     path = re.compile(
@@ -278,6 +363,8 @@ def numbers_in_prose(nb):
     of the form ``tests/benchmarks/graph.json: compiled_speedup`` is looked up and compared."""
     prose, shown, literal = [], [], []
     for k, page in markdown_cells(nb):
+        if "route" in nb.cells[k].metadata:
+            continue  # its minutes are computed
         prose += [(k, number) for number in _prose_numbers(page.prose)]
     for k, cell in code_cells(nb):
         mystnb = cell.metadata.get("mystnb", {})
@@ -661,6 +748,8 @@ CHECKS = (
     long_cells,
     folded_cells,
     alt_texts,
+    figures,
+    route,
     machine_traces,
     metadata,
     seeds,

@@ -144,6 +144,31 @@ def say_right(name):
     return mutate
 
 
+def set_figure(key, value):
+    def mutate(nb):
+        cell(nb, "curve").metadata.mystnb.figure[key] = value
+
+    return mutate
+
+
+def widen(nb):
+    (output,) = (o for o in outputs_of(nb, "curve") if "image/png" in o.get("data", {}))
+    png = bytearray(base64.b64decode(output.data["image/png"]))
+    png[16:20] = (721).to_bytes(4, "big")
+    output.data["image/png"] = base64.b64encode(png).decode()
+
+
+def unmark(nb):
+    del cell(nb, "route").metadata["route"]
+
+
+def after_a_section(nb):
+    route = cell(nb, "route")
+    nb.cells.remove(route)
+    nb.cells.append(route)
+    cell(nb, "reading").source = "## A section\n\n" + cell(nb, "reading").source
+
+
 DOCUMENT = {
     "a number in prose": ("numbers_in_prose", replace("reading", "0.6457", "0.6475")),
     "its sign": ("numbers_in_prose", replace("reading", "−0.0405", "0.0405")),
@@ -171,6 +196,25 @@ DOCUMENT = {
         "alt_texts",
         replace("reading", "The output", "![](loss.png) The output"),
     ),
+    "a figure without a name": ("figures", set_figure("name", "")),
+    "a figure with another name": ("figures", set_figure("name", "fig:smaple")),
+    "a figure without a caption": ("figures", set_figure("caption", " ")),
+    "a figure that no text refers to": (
+        "figures",
+        replace("reading", "{numref}`fig:sample`", "the figure"),
+    ),
+    "a figure too wide for a phone": ("figures", widen),
+    "no route": ("route", drop("route")),
+    "a cell that is not marked as the route": ("route", unmark),
+    "a wrong time to read": ("route", replace("route", "About 5", "About 10")),
+    "a wrong time for the exercises": ("route", replace("route", "5 for", "15 for")),
+    "no time for the exercises": ("route", replace("route", ", 5 for the exercises", "")),
+    "nothing that is needed": ("route", replace("route", "**Needs.** The", "The")),
+    "nobody who may skip it": ("route", replace("route", "**Skip it if** you can", "You can")),
+    "a route after a section": ("route", after_a_section),
+    "an exercise without a rating": ("route", replace("exercise", " · easy, 5 min", "")),
+    "a rating with other minutes": ("route", replace("exercise", "easy, 5 min", "easy, 10 min")),
+    "another rating": ("route", replace("exercise", "easy, 5 min", "hard, 20 min")),
     "a claim misspelt": ("claims", set_metadata("neuron", "claims", ["S1", "S02"])),
     "a claim not taught": ("claims", set_metadata("neuron", "claims", ["S01"])),
     "a claim's number not shown": ("claims", print_output("y = 0.6557, SigmoidBackward0")),

@@ -11,6 +11,7 @@ Cell ids are kept, so that a diff shows what changed and nothing else.
 
 A Markdown cell with ``"fault": {"slug": ..., "part": ...}`` in its metadata holds a part of a
 failure card: its text is the catalogue's, ``bpkit/diagnosis/faults.toml``, and is written here.
+So are the minutes in the cell with ``"route": {}``, which says how long the page takes.
 """
 
 import argparse
@@ -31,8 +32,8 @@ from bpkit.diagnosis.faults import FAULTS
 ROOT = Path(__file__).resolve().parents[2]
 KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}
 LANGUAGE = {"name": "python"}
-KEEP_CELL = ("tags", "mystnb", "jupyter", "claims", "fault", "figure_tolerance", "nbval_reason",
-             "editable", "deletable")  # fmt: skip
+KEEP_CELL = ("tags", "mystnb", "jupyter", "claims", "fault", "route", "figure_tolerance",
+             "nbval_reason", "editable", "deletable")  # fmt: skip
 KEEP_NOTEBOOK = ("myst", "numbers")
 
 # One thread, so that sums are added up in one order; a fixed hash seed, so that sets print alike.
@@ -51,6 +52,17 @@ CELL_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 PNG_TYPES = ("image/png", "application/papermill.record/image/png")
 PNG_COMMENTS = (b"tEXt", b"iTXt", b"zTXt", b"tIME", b"eXIf")
 
+# How long a page takes, in seconds. Prose is read at 200 words a minute, as technical prose is;
+# a formula or a figure is looked at, a line of code or output is read once. Folded cells are not.
+SECONDS = {"word": 60 / 200, "code": 3, "output": 1, "equation": 20, "figure": 20}
+NO_PROSE = re.compile(
+    r"<!--.*?-->|\$\$.*?\$\$(?: \(eq:[\w-]+\))?"  # comments, displayed formulas
+    r"|^\s*(?:`{3,}|:{3,}).*?$|^\s*:[\w-]+:.*?$|^\([\w:-]+\)=$",  # directives, their options, targets
+    re.DOTALL | re.MULTILINE,
+)
+RATED = re.compile(r" · (easy, 5|medium, 10|hard, 20) min$")
+TIME = re.compile(r"(\*\*Time\.\*\* About) \d+ (minutes to read)(?:, \d+ for the exercises)?\.")
+
 
 def read(path):
     """The notebook as stored: unlike nbformat.read, nothing is added or repaired."""
@@ -60,6 +72,47 @@ def read(path):
 def dumps(nb):
     """The one text a notebook is stored as."""
     return nbformat.v4.writes(nb).rstrip("\n") + "\n"
+
+
+def exercise_titles(cell):
+    """The titles of the exercises in a cell."""
+    return re.findall(r"^[`:]{3,}\{exercise\} *(.*?) *$", cell.source, re.M)
+
+
+def minutes(nb):
+    """How long a page takes to read, and its exercises to do: the sum of their ratings."""
+    seconds, rated, exercise = 0.0, 0, False
+    for cell in nb.cells:
+        tags = set(cell.metadata.get("tags", []))
+        titles = exercise_titles(cell) if cell.cell_type == "markdown" else []
+        rated += sum(int(m[1].split()[1]) for title in titles if (m := RATED.search(title)))
+        exercise = exercise or bool(titles)  # until its check
+        if exercise or "route" in cell.metadata or tags & {"hide-cell", "remove-cell"}:
+            exercise &= "check" not in tags
+        elif cell.cell_type == "markdown":
+            seconds += SECONDS["word"] * len(NO_PROSE.sub(" ", cell.source).split())
+            seconds += SECONDS["equation"] * (cell.source.count("$$") // 2)
+        else:
+            if not tags & {"hide-input", "remove-input"}:
+                seconds += SECONDS["code"] * len(cell.source.splitlines())
+            if not tags & {"hide-output", "remove-output"}:
+                seconds += sum(map(_seconds_of_output, cell.outputs))
+    return max(5, 5 * round(seconds / 60 / 5)), rated
+
+
+def _seconds_of_output(output):
+    data = output.get("data", {})
+    if "image/png" in data:
+        return SECONDS["figure"]
+    text = output.get("text") or output.get("evalue") or data.get("text/plain", "")
+    return SECONDS["output"] * len(text.splitlines())
+
+
+def timed(nb, text):
+    """The text of a page's route with the minutes that the page takes."""
+    read, rated = minutes(nb)
+    exercises = f", {rated} for the exercises" if rated else ""
+    return TIME.sub(rf"\1 {read} \2{exercises}.", text)
 
 
 def normalise(nb):
@@ -80,6 +133,9 @@ def normalise(nb):
             )
         for output in cell.get("outputs", []):
             _normalise_output(output)
+    for cell in nb.cells:
+        if "route" in cell.metadata:
+            cell.source = timed(nb, cell.source)
     return nb
 
 
