@@ -18,6 +18,9 @@ from bpkit.graph import Edge, Graph, Node, show, times
 
 LIMIT = 40  # nodes; beyond that a picture is a wallpaper
 COLUMN, ROW = 1.6, 1.05  # inches between neighbours
+# A wide graph moves together, so that a phone need not shrink it until nobody can read it.
+NARROWEST, WIDEST = 1.15, 5.8  # inches: between neighbours, and of a picture if it can be
+LEFT, RIGHT = 0.75, 1.1  # inches beside the outermost nodes, for what is written there
 
 
 def draw(
@@ -50,7 +53,8 @@ def draw(
             "use graph.text(), trace a part of the model, or raise the limit"
         )
     positions = layout(graph)
-    at = {key: np.array([x * COLUMN, -y * ROW]) for key, (x, y) in positions.items()}
+    column = _column(graph, positions)
+    at = {key: np.array([x * column, -y * ROW]) for key, (x, y) in positions.items()}
     crowded = {
         key for key, (x, y) in at.items() if any(b == y and 0 < a - x < 2 for a, b in at.values())
     }
@@ -108,6 +112,19 @@ def layout(graph: Graph) -> dict:
         for keys in rows.values():
             column.update(zip(keys, _apart([centre(key) for key in keys]), strict=True))
     return {key: (column[key], row[key]) for key in row if not _is_bend(key)}
+
+
+def _column(graph: Graph, positions: dict) -> float:
+    """Inches between neighbours: less in a wide graph, as far as the names in a row have room."""
+    xs = [x for x, _ in positions.values()]
+    fitting = (WIDEST - LEFT - RIGHT) / max(max(xs) - min(xs), 1e-9)
+    needed = [NARROWEST]
+    nodes = sorted(graph.nodes, key=lambda node: positions[node.index][::-1])
+    for one, other in pairwise(nodes):
+        (a, row), (b, other_row) = positions[one.index], positions[other.index]
+        if row == other_row:
+            needed.append((1.1 * (_half(one) + _half(other)) + 0.1) / (b - a))  # ellipses
+    return max(min(COLUMN, fitting), *needed)
 
 
 def _with_bends(row: dict, links: list[tuple]) -> dict:
@@ -201,13 +218,21 @@ def _beside(axes, place, text: str, side: float, pad: float, **look) -> None:
     axes.text(*place, text, ha="left" if side > 0 else "right", va="center", bbox=bbox, **look)
 
 
+def _label(node: Node) -> str:
+    if node.kind == "constant":
+        return node.name or minus(show(node.value)) or "constant"
+    return node.symbol
+
+
+def _half(node: Node) -> float:
+    """Half the width of a node, in inches."""
+    return max(0.2, 0.05 * len(_label(node)) + 0.1)
+
+
 def _node(
     axes, graph: Graph, node: Node, place, gradients: bool, saved: bool, crowded_right: bool
 ) -> None:
-    label = node.symbol
-    if node.kind == "constant":
-        label = node.name or minus(show(node.value)) or "constant"
-    half = max(0.2, 0.05 * len(label) + 0.1)
+    label, half = _label(node), _half(node)
     if node.kind == "operation":
         box, corner = "round,pad=0.06,rounding_size=0.14", place - (half - 0.06, 0.13)
         shape = FancyBboxPatch(corner, 2 * half - 0.12, 0.26, boxstyle=box)
@@ -240,8 +265,8 @@ def _axes(at: dict, saved: bool, crowded: set, title: str | None):
     """Axes over the whole figure, one unit an inch, wide enough for notes beside the nodes."""
     xs, ys = np.array(list(at.values())).T
     notes = {key for key in at if saved and not isinstance(key, tuple)}
-    left = min([xs.min() - 0.75, *(at[key][0] - 2.1 for key in notes & crowded)])
-    right = max([xs.max() + 1.1, *(at[key][0] + 2.2 for key in notes - crowded)])
+    left = min([xs.min() - LEFT, *(at[key][0] - 2.1 for key in notes & crowded)])
+    right = max([xs.max() + RIGHT, *(at[key][0] + 2.2 for key in notes - crowded)])
     right = max(right, left + 4.6)
     bottom, top = ys.min() - 0.5, ys.max() + (0.75 if title else 0.35)
     # Not through pyplot: a returned figure is shown once, and none is left open.

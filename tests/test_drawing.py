@@ -185,3 +185,15 @@ def test_edges_that_need_not_cross_do_not():
     graph = trace(second.exp() * first.tanh())
     column = {node.short: layout(graph)[node.index][0] for node in graph.operations}
     assert (column["sin"] < column["cos"]) == (column["tanh"] < column["exp"])
+
+
+def test_a_wide_graph_moves_together_but_its_names_do_not_touch():
+    model = nn.Sequential(nn.Linear(3, 7), nn.ReLU(), nn.Linear(7, 2))
+    loss = F.cross_entropy(model(torch.randn(5, 3)), torch.tensor([0, 1, 1, 0, 1]))
+    assert trace(loss, names=model).draw().get_size_inches()[0] < 6.4
+    long = {f"a_parameter_with_a_long_name_{k}": torch.ones(1, requires_grad=True) for k in "abcd"}
+    figure = trace(sum(torch.stack(list(long.values()))), names=long).draw()
+    renderer = FigureCanvasAgg(figure).get_renderer()
+    boxes = sorted(tuple(p.get_window_extent(renderer).intervalx) for p in shapes(figure, Ellipse))
+    assert len(boxes) == 4
+    assert all(left < right for (_, left), (right, _) in pairwise(boxes))
