@@ -17,8 +17,8 @@ from bpkit.style import BLUE, FAINT, GREEN, INK, MUTED, ORANGE, PAPER, PURPLE, S
 _LINES = [
     (BLUE, "-"), (ORANGE, "--"), (GREEN, "-."), (PURPLE, ":"), (YELLOW, (0, (5, 1, 1, 1, 1, 1))),
 ]  # fmt: skip
-_WIDTH, _HEIGHT = 6.4, 1.55  # inches; of a panel
-_ROOM = 0.28  # of the width, for the labels at the right
+_WIDTH, _HEIGHT = 6.2, 1.6  # inches; of a panel
+_ROOM = 0.33  # of the width, for the labels at the right
 
 
 def draw(data: dict[str, Any], baseline: dict[str, Any] | None = None) -> Figure:
@@ -31,8 +31,8 @@ def draw(data: dict[str, Any], baseline: dict[str, Any] | None = None) -> Figure
     axes = figure.subplots(len(panels), sharex=True, squeeze=False)
     for ax, panel in zip(axes[:, 0], panels, strict=True):
         title = panel(ax, data, baseline)
-        ax.set_title(title, loc="left", fontsize=10, fontweight="bold", color=INK)
-        ax.tick_params(labelsize=9, colors=MUTED)
+        ax.set_title(title, loc="left", fontsize=10.5, fontweight="bold", color=INK)
+        ax.tick_params(labelsize=10, colors=MUTED)
         ax.spines[["top", "right"]].set_visible(False)
         ax.grid(True, color=FAINT, linewidth=0.8)
         ax.set_axisbelow(True)
@@ -40,7 +40,7 @@ def draw(data: dict[str, Any], baseline: dict[str, Any] | None = None) -> Figure
     axes[-1, 0].set_xlim(0, last * (1 + _ROOM))
     axes[-1, 0].xaxis.set_major_locator(MaxNLocator(6, integer=True))
     axes[-1, 0].set_xticks([t for t in axes[-1, 0].get_xticks() if 0 <= t <= last])
-    axes[-1, 0].set_xlabel("step", fontsize=9)
+    axes[-1, 0].set_xlabel("step", fontsize=10)
     return figure
 
 
@@ -181,16 +181,16 @@ def _label(ax: Axes, ends: list[tuple[np.ndarray, np.ndarray, str, str]]) -> Non
     if heights:  # as far up as down, and inside
         heights = np.array(heights) - (np.array(heights) - wanted).mean()
         inset = 0.06 * (high - low)
-        heights += max(0.0, low + inset - heights[0]) - max(0.0, heights[-1] - high)
+        heights += max(0.0, low + inset - heights[0]) - max(0.0, heights[-1] - high + inset)
     for height, (_, step, text, colour) in zip(heights, places, strict=True):
-        short = text if len(text) <= 24 else f"…{text[-23:]}"
+        short = text if len(text) <= 20 else f"…{text[-19:]}"
         ax.annotate(
             short,
             (step, 10**height if log else height),
             xytext=(5, 0),
             textcoords="offset points",
             va="center",
-            fontsize=8.5,
+            fontsize=10,
             color=colour,
             annotation_clip=False,
             bbox={"facecolor": PAPER, "edgecolor": "none", "pad": 0.8},
