@@ -2,6 +2,15 @@
 // bpkit.diagnosis.faults.for_error: the longest match first, then the order of the catalogue.
 (() => {
   "use strict";
+  // A message given on the title page travels behind the #, which no browser sends to a server.
+  const KEY = "#message=";
+  const ask = document.querySelector("form.ask");
+  ask?.addEventListener("submit", (event) => {
+    event.preventDefault();
+    const message = ask.querySelector("textarea").value;
+    location.assign(ask.action + (message.trim() ? KEY + encodeURIComponent(message) : ""));
+  });
+
   const form = document.querySelector(".message-box");
   const source = document.getElementById("message-patterns");
   if (!form || !source) return;
@@ -56,5 +65,14 @@
   area.addEventListener("input", () => show(area.value));
   form.addEventListener("submit", (event) => event.preventDefault());
   form.hidden = false;
+  function given() {
+    if (!location.hash.startsWith(KEY)) return;
+    area.value = decodeURIComponent(location.hash.slice(KEY.length));
+    show(area.value);
+    form.scrollIntoView();
+    area.focus({ preventScroll: true });
+  }
+  addEventListener("hashchange", given);
   show(area.value); // what a browser keeps over a reload
+  given();
 })();

@@ -239,8 +239,10 @@ def route(nb):
     ]
     for k, title in titles:
         if not refresh.RATED.search(title):
-            problems.append(f"cell {k}: the exercise {title!r} is not rated: it must end in"
-                            " ' · easy, 5 min', ' · medium, 10 min' or ' · hard, 20 min'")  # fmt: skip
+            problems.append(
+                f"cell {k}: the exercise {title!r} is not rated: it must end in"
+                " ' · easy, 5 min', ' · medium, 10 min' or ' · hard, 20 min'"
+            )
     if len(cells) != 1 or nb.cells[cells[0]].cell_type != "markdown":
         return [*problems, f"{len(cells)} Markdown cells with metadata route, expected one"]
     (k,) = cells

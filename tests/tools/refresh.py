@@ -55,9 +55,10 @@ PNG_COMMENTS = (b"tEXt", b"iTXt", b"zTXt", b"tIME", b"eXIf")
 # How long a page takes, in seconds. Prose is read at 200 words a minute, as technical prose is;
 # a formula or a figure is looked at, a line of code or output is read once. Folded cells are not.
 SECONDS = {"word": 60 / 200, "code": 3, "output": 1, "equation": 20, "figure": 20}
+# Comments, displayed formulas; first and last line of directives, their options; targets.
 NO_PROSE = re.compile(
-    r"<!--.*?-->|\$\$.*?\$\$(?: \(eq:[\w-]+\))?"  # comments, displayed formulas
-    r"|^\s*(?:`{3,}|:{3,}).*?$|^\s*:[\w-]+:.*?$|^\([\w:-]+\)=$",  # directives, their options, targets
+    r"<!--.*?-->|\$\$.*?\$\$(?: \(eq:[\w-]+\))?"
+    r"|^\s*(?:`{3,}|:{3,}).*?$|^\s*:[\w-]+:.*?$|^\([\w:-]+\)=$",
     re.DOTALL | re.MULTILINE,
 )
 RATED = re.compile(r" · (easy, 5|medium, 10|hard, 20) min$")
