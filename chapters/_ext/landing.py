@@ -92,7 +92,7 @@ class Map(Landing):
             "", nodes.inline(), refdomain="std", reftype="doc", reftarget=f"/{document}",
             refexplicit=False, refwarn=True, refdoc=self.env.docname,
         )  # fmt: skip
-        head = nodes.paragraph("", "", nodes.Text(f"{number}\N{NO-BREAK SPACE} "), link)
+        head = nodes.paragraph("", "", nodes.Text(f"{number}\N{NO-BREAK SPACE}"), link)
         if time := self.time(name):
             head += [nodes.Text(" "), nodes.inline("", time, classes=["map-time"])]
         return nodes.list_item("", head, nodes.paragraph("", "", *self.inline(lines.pop(name))))
