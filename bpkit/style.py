@@ -20,7 +20,8 @@ BLUE, ORANGE, GREEN, PURPLE, SKY, YELLOW = (
 )  # fmt: skip
 INK, MUTED, FAINT, PAPER = "#1B1F24", "#57606A", "#D0D7DE", "#FFFFFF"
 
-# What a colour means wherever a graph is drawn: values flow forward, gradients flow back.
+# What a colour means wherever a graph is drawn: values flow forward, gradients flow back. Where
+# two runs are compared, the healthy one is blue and solid, the faulty one orange and dashed.
 VALUE, GRADIENT = BLUE, ORANGE
 
 

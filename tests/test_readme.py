@@ -36,3 +36,23 @@ def test_a_changed_example_is_noticed():
     repaired = program.replace(".softmax(1)", "")
     assert repaired != program
     assert run(repaired).strip() != output.strip()
+
+
+def test_the_list_of_pages_says_what_the_title_page_says():
+    index = (README.parent / "chapters" / "index.md").read_text(encoding="utf-8")
+    said = re.search(r"```\{map\}\n(.*?)```", index, re.S)[1].strip().split("\n")
+    row = r"^\| \[[^\]]+\]\(chapters/(\w+)\.ipynb\) \| (.+) \|$"
+    listed = re.findall(row, README.read_text(encoding="utf-8"), re.M)
+    assert [": ".join(pair) for pair in listed] == said
+
+
+def test_pictures_are_there_in_light_and_dark_and_say_what_they_show():
+    text = README.read_text(encoding="utf-8")
+    used = re.findall(r'(?:src|srcset)="([^"]+)"', text)
+    folder = README.parent / ".github"
+    assert sorted(used) == sorted(f".github/{path.name}" for path in folder.glob("*.png"))
+    names = [re.fullmatch(r"\.github/(\w+)-(?:light|dark)\.png", name)[1] for name in used]
+    assert all(names.count(name) == 2 for name in names)
+    alts = re.findall(r'<img [^>]*alt="([^"]*)"', text)
+    assert len(alts) == len(set(names))
+    assert all(len(alt) > 40 for alt in alts)
