@@ -1,0 +1,128 @@
+"""Do notation, glossary, claims, bibliography and reference agree with the chapters?"""
+
+import re
+
+import pytest
+import yaml
+
+from tools import refresh
+
+from . import back_matter, checks, markdown
+from .test_pages import CHAPTERS, NOTEBOOKS, ROOT, in_contents, report
+
+CONTENTS = in_contents(yaml.safe_load((ROOT / "_toc.yml").read_text(encoding="utf-8")))
+STEMS = [path.stem for path in NOTEBOOKS]
+READING_ORDER = [name.rsplit("/")[-1] for name in CONTENTS if name.rsplit("/")[-1] in STEMS]
+
+
+def page(name):
+    return (CHAPTERS / f"{name}.md").read_text(encoding="utf-8")
+
+
+# Two meanings on one page; the notation page says why.
+TWICE = {"07_gradient_flow": {"c", "g"}, "09c_sequences": {"a", "n"}}
+
+
+# Chapters that still use another letter than the page says; to be emptied.
+UNREPAIRED = {
+    "02_chain_rule": {"o", "v"},
+    "03_two_layer": {"n_in", "n_out"},
+    "05_training_loop": {"G", r"\mu", r"\beta"},
+    "07_gradient_flow": {"a"},
+    "09_large_models": {"L"},
+    "09a_precision": {"Y", "d", "D", "H", "T"},
+    "09c_sequences": {"D", "H", "d"},
+}
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_notation(path):
+    nb, waiting = refresh.read(path), UNREPAIRED.get(path.stem, set())
+    problems = back_matter.notation(page("notation"), path.stem, nb, TWICE.get(path.stem, ()))
+    found = {problem.partition(":")[0] for problem in problems}
+    report([problem for problem in problems if problem.partition(":")[0] not in waiting])
+    assert waiting <= found, f"repaired, take out of UNREPAIRED: {waiting - found}"
+
+
+def test_names_in_code():
+    notebooks = {path.stem: refresh.read(path) for path in NOTEBOOKS}
+    problems = back_matter.names_in_code(page("notation"), notebooks)
+    report(problems)
+
+
+def glossary_entries():
+    return back_matter.glossary(page("glossary"))
+
+
+def test_glossary_is_sorted_and_leads_to_the_pages_that_teach():
+    entries = glossary_entries()
+    terms = [term.lower() for entry in entries for term in entry]
+    assert len(terms) == len(set(terms))
+    first = [entry[0].lower() for entry in entries]
+    assert first == sorted(first)
+    for entry, text in entries.items():
+        (target,) = re.findall(r"\{doc\}`([^`<>]+)`$", text)
+        assert target in READING_ORDER, entry
+        sentences = re.split(r"(?<=[.:;])\s+(?=[A-Z$`])", text.rpartition("→")[0].strip())
+        assert len(sentences) <= 3, f"{entry}: one or two sentences"
+
+
+# Terms that the chapters write in other ways than `back_matter.form` finds.
+FORMS = {
+    "activation": "activations?",
+    "detach": "detach(?:ed)?",
+    "gradient checkpointing": "(?:gradient )?checkpointing|checkpointed",
+    "gradient clipping": "(?:gradient )?clipping",
+    "in-place operation": "in[- ]place operations?",
+    "leaf": "lea(?:f|ves)",
+    "merging": "merging|merged",
+    "packing": "packing|packed",
+    "saturation": "saturation|saturated",
+    "tied weights": "tied",
+}
+# Pages on which a word means something else than the entry.
+OTHER_SENSE = {
+    ("cosine", "01_graphs"): "the function",
+    ("cosine", "02_chain_rule"): "the function",
+    ("packing", "01_graphs"): "tensors in the hands of hooks",
+    ("pipeline", "05_training_loop"): "of data",
+    ("pipeline", "08a_data"): "of data",
+    ("rank", "06_optimizers"): "a rank correlation",
+    ("spread", "06_optimizers"): "of repeated runs",
+}
+
+
+# Terms whose first page has no link yet; to be emptied.
+UNLINKED = {
+    "activation", "Adam", "adapter", "attention", "autocast", "backpropagation", "backward pass",
+    "batch", "batch normalization", "broadcasting", "buffer", "complex step", "cross-entropy",
+    "dead unit", "detach", "dropout", "embedding", "epoch", "evaluation mode", "fan-out",
+    "float16", "forward pass", "gradient checkpointing", "gradient descent", "gradient mode",
+    "Hessian-vector product", "in-place operation", "initialisation", "kink", "learning rate",
+    "local factor", "LoRA", "loss", "LSTM", "master weights", "mixed precision", "NaN", "node",
+    "one-hot", "optimizer state", "overflow", "padding", "parameter", "rank", "relative error",
+    "reverse mode", "root mean square", "rounding", "schedule", "shard", "tied weights", "token",
+    "tracked", "underflow", "view", "weight decay",
+}  # fmt: skip
+
+
+def test_the_first_page_that_uses_a_term_links_it():
+    notebooks = {stem: refresh.read(CHAPTERS / f"{stem}.ipynb") for stem in READING_ORDER}
+    links = {
+        stem: back_matter.linked("\n".join(c.source for c in nb.cells if c.cell_type == "markdown"))
+        for stem, nb in notebooks.items()
+    }
+    prose = {stem: back_matter.prose(nb) for stem, nb in notebooks.items()}
+    problems, missing = [], set()
+    for terms in glossary_entries():
+        forms = [FORMS.get(term, back_matter.form(term)) for term in terms]
+        other = {stem for term, stem in OTHER_SENSE if term in terms}
+        use = back_matter.first_use(forms, {p: t for p, t in prose.items() if p not in other})
+        if use is None:
+            problems.append(f"{terms[0]}: no page uses it: remove it, or give its form in FORMS")
+        elif not links[use[0]] & {term.lower() for term in terms}:
+            missing.add(terms[0])
+            if terms[0] not in UNLINKED:
+                problems.append(f"{terms[0]}: {use[0]} uses it first, in {use[1]}, without a link")
+    report(problems)
+    assert missing >= UNLINKED, f"linked now, take out of UNLINKED: {UNLINKED - missing}"
