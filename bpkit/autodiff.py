@@ -2,7 +2,7 @@
 
 Running an expression records a graph: each result knows its operands and, for each of them, a
 *vjp* (vector-Jacobian product): the function that takes the gradient arriving from above and
-multiplies it by the local derivative. `Tensor.backward` walks that graph from the result to the
+multiplies it by the local derivative. ``Tensor.backward`` walks that graph from the result to the
 leaves. Whatever a leaf receives over several paths is added up.
 
     >>> x, w, b = (Tensor(value, requires_grad=True) for value in (2.0, 3.0, 1.0))
@@ -12,14 +12,16 @@ leaves. Whatever a leaf receives over several paths is added up.
     9.0 18.0 12.0 6.0
 
 Names and behaviour are PyTorch's where it has them (https://docs.pytorch.org/docs/stable/notes/
-autograd.html), `axis` and broadcasting NumPy's. Left out: second derivatives, hooks, in-place
-operations (`t += u` makes a new tensor).
+autograd.html), ``axis`` and broadcasting NumPy's. Left out: second derivatives, hooks, in-place
+operations (``t += u`` makes a new tensor).
 """
 
 import math
 import zlib
 
 import numpy as np
+
+__all__ = ["Tensor", "cross_entropy", "topological", "unbroadcast"]
 
 
 def _elementwise(name, function, *vjps):
@@ -47,13 +49,21 @@ def _sigmoid(a):
 class Tensor:
     """An array of floats that remembers how it was made.
 
-    `data`: the values, a copy of what was given, so that no two tensors share memory. float64
-    unless `dtype` names another float (TypeError for what is not a real number); numbers and
+    ``data``: the values, a copy of what was given, so that no two tensors share memory. float64
+    unless ``dtype`` names another float (TypeError for what is not a real number); numbers and
     arrays that meet a tensor in an operation take its dtype.
-    `grad`: None, or an array like `data`. A leaf that requires it adds up what each backward
+
+    ``grad``: None, or an array like ``data``. A leaf that requires it adds up what each backward
     brings; set it to None to start afresh.
-    `operation`, `parents`: what made this tensor; "" and () for a leaf. `name` is yours to set.
-    `saved`: the arrays kept for the backward pass, by name; None once they are freed.
+
+    ``operation``, ``parents``: what made this tensor; "" and () for a leaf. ``name`` is yours.
+
+    ``saved``: the arrays kept for the backward pass, by name; None once they are freed.
+
+    >>> x = Tensor([1.0, 2.0], requires_grad=True)
+    >>> (x * x).sum().backward()
+    >>> x.grad
+    array([2., 4.])
     """
 
     __array_ufunc__ = None  # np.float64(2) * t and array @ t ask the Tensor, not NumPy
@@ -88,23 +98,27 @@ class Tensor:
         raise TypeError("NumPy would forget how this Tensor was made; give it the .data")
 
     def retain_grad(self):
-        """Ask backward to keep the gradient of this interior tensor in `grad` as well."""
+        """Ask backward to keep the gradient of this interior tensor in ``grad`` as well."""
         if not self.requires_grad:
             raise RuntimeError("retain_grad() on a tensor that no requires_grad=True leads to")
         self.retains_grad = True
 
     def backward(self, gradient=None, retain_graph=False, watch=None):
-        """Add to the `grad` of each leaf the gradient of this tensor with respect to it.
+        """Add to the ``grad`` of each leaf the gradient of this tensor with respect to it.
 
-        gradient: d(loss)/d(this), of this tensor's shape; may be left out for a single number.
-        retain_graph: keep the saved values, so that backward can pass here again.
-        watch: called after each step as watch(node, gradient of node, [(parent, contribution)]),
-            with the arrays in use: look, and copy what you keep.
+        Args:
+            gradient: d(loss)/d(this), of this tensor's shape; not needed for a single number.
+            retain_graph: keep the saved values, so that backward can pass here again.
+            watch: called after each step as watch(node, gradient, [(parent, contribution)]),
+                with the arrays in use: look, and copy what you keep.
 
         The gradient of an interior tensor lives only until it has been passed on, so a second
-        backward starts from zero. Checked before anything changes: RuntimeError without history,
-        for several elements without `gradient`, for saved values that were freed or changed in
-        place since the forward pass (their CRC-32 tells); ValueError for a gradient's shape.
+        backward starts from zero. All is checked before anything changes.
+
+        Raises:
+            RuntimeError: no history, or several elements and no ``gradient``, or saved values
+                that were freed, or changed in place since the forward pass (their CRC-32 tells).
+            ValueError: the gradient's shape.
         """
         upstream = {self: self._start(gradient)}
         order = topological(self)
@@ -254,6 +268,7 @@ def cross_entropy(logits, targets):
 
     Composed as in PyTorch: log_softmax, then the mean of what is picked at the targets, negated.
 
+    Example:
         >>> logits = Tensor([[1.0, 1.0]], requires_grad=True)
         >>> cross_entropy(logits, [0]).backward()
         >>> print(logits.grad)
@@ -271,9 +286,13 @@ def cross_entropy(logits, targets):
 
 
 def topological(tensor):
-    """All tensors that `tensor` was computed from, each after its parents; itself last.
+    """All tensors that ``tensor`` was computed from, each after its parents; itself last.
 
     A depth-first walk with its own stack: a graph of 100,000 operations would overflow Python's.
+
+    >>> x = Tensor(2.0, requires_grad=True)
+    >>> [t.operation for t in topological(x * x + 1)]
+    ['', 'mul', '', 'add']
     """
     order, seen, stack = [], set(), [(tensor, False)]
     while stack:
@@ -288,7 +307,7 @@ def topological(tensor):
 
 
 def unbroadcast(gradient, shape):
-    """Sum a gradient over the axes along which broadcasting repeated an operand of `shape`.
+    """Sum a gradient over the axes along which broadcasting repeated an operand of ``shape``.
 
     >>> unbroadcast(np.ones((5, 3)), (1, 3))
     array([[5., 5., 5.]])

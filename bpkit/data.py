@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 import torch
 
+__all__ = ["Digits", "digits"]
+
 
 class Digits(NamedTuple):
     """Images of shape (N, 64) with pixels in [0, 1], and labels of shape (N,), int64, 0 to 9."""
@@ -19,7 +21,15 @@ class Digits(NamedTuple):
 
 
 def digits(dtype: torch.dtype = torch.float64, test_size: int = 397, seed: int = 0) -> Digits:
-    """The digits, shuffled by `seed` and split; torch's global random state is left alone.
+    """The digits, shuffled and split; torch's global random state is left alone.
+
+    Args:
+        dtype: of the images.
+        test_size: how many of the 1,797 are set aside.
+        seed: of the shuffling.
+
+    Returns:
+        :class:`Digits`.
 
     >>> digits().train_images.shape, digits().test_images.shape
     (torch.Size([1400, 64]), torch.Size([397, 64]))

@@ -16,6 +16,8 @@ from matplotlib.patches import Ellipse, FancyArrowPatch, FancyBboxPatch, Rectang
 from bpkit import style
 from bpkit.graph import Edge, Graph, Node, show, times
 
+__all__ = ["draw"]
+
 LIMIT = 40  # nodes; beyond that a picture is a wallpaper
 COLUMN, ROW = 1.6, 1.05  # inches between neighbours
 # A wide graph moves together, so that a phone need not shrink it until nobody can read it.
@@ -46,6 +48,12 @@ def draw(
 
     Raises:
         ValueError: the graph has more than ``limit`` nodes.
+
+    Example:
+        >>> x = torch.tensor(2.0, requires_grad=True)
+        >>> figure = draw(trace(x * x, names={"x": x}))
+        >>> len(figure.axes)
+        1
     """
     if len(graph.nodes) > limit:
         raise ValueError(

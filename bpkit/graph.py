@@ -23,6 +23,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node as Function
 
+__all__ = ["Edge", "Graph", "Node", "Saved", "trace"]
+
 Names = Mapping[str, Tensor] | nn.Module | None
 
 # Shown on nodes; every other operation shows its PyTorch name.
@@ -119,7 +121,11 @@ class Edge:
 
 
 class Graph:
-    """A recorded computation: nodes in topological order (inputs before users), and edges."""
+    """A recorded computation, as :func:`bpkit.trace` and :meth:`bpkit.Recording.graph` return it.
+
+    ``nodes`` are in topological order (inputs before users), ``edges`` point from an input to its
+    user. It prints as :meth:`text` and shows as :meth:`draw` in a notebook.
+    """
 
     def __init__(self, nodes: list[Node], edges: list[Edge], outputs: list[tuple[int, int]]):
         self.nodes = nodes
@@ -134,6 +140,7 @@ class Graph:
 
     @property
     def operations(self) -> list[Node]:
+        """The operations that ran, in topological order."""
         return [node for node in self.nodes if node.kind == "operation"]
 
     @property
@@ -143,10 +150,12 @@ class Graph:
 
     @property
     def parameters(self) -> list[Node]:
+        """The leaves that are parameters."""
         return [node for node in self.nodes if node.kind == "parameter"]
 
     @property
     def constants(self) -> list[Node]:
+        """The inputs that get no gradient."""
         return [node for node in self.nodes if node.kind == "constant"]
 
     def topological(self) -> list[Node]:
@@ -162,7 +171,7 @@ class Graph:
         return self._consumers[node.index]
 
     def find(self, name: str) -> Node:
-        """The node with this name."""
+        """The node with this name; KeyError, with the names there are, if there is none."""
         for node in self.nodes:
             if node.name is not None and name in node.name.split(" = "):
                 return node

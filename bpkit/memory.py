@@ -85,9 +85,11 @@ class Ledger:
 
     @property
     def total(self) -> int:
+        """All parts together, in bytes. They need not be alive at the same time."""
         return sum(self.parts.values())
 
     def table(self) -> Table:
+        """A row for each part: bytes, share, note."""
         lines = [
             [name, size_of(size), share(size, self.total), self.notes.get(name, "")]
             for name, size in self.parts.items()
@@ -95,6 +97,7 @@ class Ledger:
         return Table(["part", "bytes", "share", "what"], lines)
 
     def moments_table(self) -> Table:
+        """A row for each moment: the sum of the parts, and what was alive."""
         lines = [
             [name, size_of(total), "not run" if alive is None else size_of(alive)]
             for name, (total, alive) in self.moments.items()

@@ -58,6 +58,8 @@ from bpkit.record import (
     reader_line,
     record,
 )
+
+__all__ = ["Origin", "explain", "find_inplace", "find_nonfinite"]
 from bpkit.style import wrapped
 
 
@@ -125,9 +127,18 @@ class Origin:
 def find_nonfinite(model: nn.Module, loss_fn: Callable, batch: Any) -> Origin | None:
     """The first operation that made the loss or a gradient NaN or infinite; ``None`` if none did.
 
-    ``loss_fn(model, batch)`` returns a scalar loss. Parameters, buffers, gradients, random state,
-    flags and hooks are left as found; random numbers are drawn from the present state. Errors of
-    your own code pass through, but for BatchNorm's refusal of a single value, which is explained.
+    Args:
+        model: any module.
+        loss_fn: ``loss_fn(model, batch)`` returns a scalar loss.
+        batch: what ``loss_fn`` takes; tensors in it, however nested, count as input.
+
+    Parameters, buffers, gradients, random state, flags and hooks are left as found; random
+    numbers are drawn from the present state.
+
+    Raises:
+        TypeError: the loss is no tensor.
+        Exception: what your own code raises, but for BatchNorm's refusal of a single value, which
+            is explained.
 
     Example:
         >>> model = nn.Linear(1, 1)
@@ -154,6 +165,17 @@ def explain(
 
     Runs no forward; its backward pass leaves ``.grad`` alone and keeps the graph, so that yours
     can follow. Without ``model`` and ``batch`` it can't name parameters, inputs and rows.
+
+    Raises:
+        TypeError: ``loss`` is no tensor.
+        ValueError, RuntimeError: as :meth:`bpkit.Recording.graph`.
+
+    Example:
+        >>> x = torch.zeros(1, requires_grad=True)
+        >>> with record() as recording:
+        ...     loss = x.sqrt().sum()
+        >>> explain(recording, loss).slug
+        'nan-backward-sqrt'
     """
     if not isinstance(loss, Tensor):
         raise TypeError(f"the loss is a {type(loss).__name__}, expected a scalar tensor")
@@ -173,7 +195,17 @@ def find_inplace(model: nn.Module, loss_fn: Callable, batch: Any) -> Origin | No
     """The line that changed a tensor which an operation had kept for its backward pass.
 
     For the errors "modified by an inplace operation" and "backward through the graph a second
-    time": ``None`` if the backward pass has all that it needs. Leaves everything as found.
+    time": ``None`` if the backward pass has all that it needs. Arguments as for
+    :func:`bpkit.find_nonfinite`; everything is left as found.
+
+    Example:
+        >>> def loss_fn(model, x):
+        ...     y = model(x).sigmoid()
+        ...     loss = y.sum()
+        ...     y.mul_(2)
+        ...     return loss
+        >>> find_inplace(nn.Linear(1, 1), loss_fn, torch.ones(1, 1)).operation
+        'mul'
     """
     with (
         preserve(model),

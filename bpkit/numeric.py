@@ -1,7 +1,7 @@
 """Is this gradient right?  Introduced in chapter 4.
 
 A ruler that knows nothing of backpropagation: move a parameter a little, see how the loss moves,
-compare with the gradient. `audit` does so for a whole model and says which parameter is off.
+compare with the gradient. ``audit`` does so for a whole model and says which parameter is off.
 
 Sources: Press et al., Numerical Recipes, 3rd ed. (2007), section 5.7 (step sizes);
 https://cs231n.github.io/neural-networks-3/#gradcheck (relative error, float64, kinks);
@@ -27,6 +27,9 @@ from bpkit.style import Table
 
 EPSILON = torch.finfo(torch.float64).eps
 # Between what a right gradient comes to (1e-7 or less) and a wrong one (a factor 1.01 to 1e-2).
+__all__ = ["AuditReport", "Reading", "Row", "audit", "default_step", "directional_check",
+           "numerical_gradient", "step_size_curve"]  # fmt: skip
+
 TOLERANCE = 1e-5
 CLOSER = 32  # a reading that disagrees is taken again with a step so many times smaller
 # "auto" checks all of so many entries, in at most so many seconds; else so many entries and
@@ -43,16 +46,21 @@ RANDOM = (  # where random numbers come from: how to take the state and how to p
 def default_step(dtype, scheme="central"):
     """The step at which truncation and rounding are about equally large, for numbers around 1.
 
-    By Taylor's theorem, with derivatives around 1 and f rounded by a relative ε, the error is
+    By Taylor's theorem, with derivatives around 1 and f rounded by a relative ε, the error is::
 
         forward   h/2 + 2ε/h   smallest near h = ε^(1/2), where it is about ε^(1/2)
         central   h²/6 + ε/h   smallest near h = ε^(1/3), where it is about ε^(2/3)
         complex   h²/6         nothing is subtracted, so h may be as small as 1e-20
 
+    Args:
+        dtype: a real floating-point dtype.
+        scheme: "central", "forward" or "complex".
+
     Sources: Numerical Recipes; Squire & Trapp (1998), https://doi.org/10.1137/S003614459631241X.
 
-    >>> f"{default_step(torch.float64):.1e}, {default_step(torch.float32):.1e}"
-    '6.1e-06, 4.9e-03'
+    Example:
+        >>> f"{default_step(torch.float64):.1e}, {default_step(torch.float32):.1e}"
+        '6.1e-06, 4.9e-03'
     """
     if not dtype.is_floating_point:
         raise TypeError(f"finite differences need a floating-point dtype, got {dtype}")
@@ -66,17 +74,23 @@ def default_step(dtype, scheme="central"):
 def numerical_gradient(f, x, h=None, scheme="central"):
     """The gradient of f at x, entry by entry, in the precision of x; a tensor like x.
 
-    f: takes a tensor like x and returns one number.
-    x: a floating-point tensor of any shape and layout; left unchanged.
-    h: the step; by default `default_step`, times |x| for entries larger than 1.
-    scheme: "central", (f(x+h) - f(x-h)) / 2h; "forward", (f(x+h) - f(x)) / h; or "complex",
-        Im f(x+ih) / h, for an analytic f that accepts complex numbers.
+    Args:
+        f: takes a tensor like x and returns one number.
+        x: a floating-point tensor of any shape and layout; left unchanged.
+        h: the step; by default :func:`default_step`, times ``|x|`` for entries larger than 1.
+        scheme: "central", (f(x+h) - f(x-h)) / 2h; "forward", (f(x+h) - f(x)) / h; or "complex",
+            Im f(x+ih) / h, for an analytic f that accepts complex numbers.
 
     Divided by the step really taken, since x+h is rounded as well; where rounding swallows it,
-    the slope is 0. TypeError or ValueError: x is no float tensor, f(x) not one finite number.
+    the slope is 0.
 
-    >>> numerical_gradient(lambda x: (x**3).sum(), torch.tensor([1.0, 2.0], dtype=torch.float64))
-    tensor([ 3.0000, 12.0000], dtype=torch.float64)
+    Raises:
+        TypeError, ValueError: x is no float tensor, or f(x) not one finite number.
+
+    Example:
+        >>> x = torch.tensor([1.0, 2.0], dtype=torch.float64)
+        >>> numerical_gradient(lambda x: (x**3).sum(), x)
+        tensor([ 3.0000, 12.0000], dtype=torch.float64)
     """
     if not isinstance(x, Tensor):
         raise TypeError(f"x is a {type(x).__name__}, expected a floating-point tensor")
@@ -108,7 +122,22 @@ def numerical_gradient(f, x, h=None, scheme="central"):
 
 
 def step_size_curve(f, x, exact, steps, scheme="central"):
-    """For each step, the relative error ‖numerical - exact‖ / ‖exact‖ of the gradient at x."""
+    """How the error of a difference depends on the step.
+
+    Args:
+        f, x, scheme: as for :func:`numerical_gradient`.
+        exact: the true gradient, a tensor like x.
+        steps: the steps to try.
+
+    Returns:
+        For each step the relative error ‖numerical - exact‖ / ‖exact‖, a float.
+
+    Example:
+        >>> x = torch.ones(2, dtype=torch.float64)
+        >>> errors = step_size_curve(lambda x: x.exp().sum(), x, x.exp(), [1e-2, 1e-5])
+        >>> [f"{error:.0e}" for error in errors]
+        ['2e-05', '2e-11']
+    """
     exact = exact.detach().double()
     numeric = (numerical_gradient(f, x, float(h), scheme).double() for h in steps)
     return [((gradient - exact).norm() / exact.norm()).item() for gradient in numeric]
@@ -125,7 +154,7 @@ class Reading:
 
 @dataclass(frozen=True)
 class Row:
-    """What `audit` found for one parameter; the worst errors are those of the entry `where`."""
+    """What :func:`audit` found for one parameter; the worst errors are those of entry ``where``."""
 
     name: str
     shape: tuple
@@ -141,7 +170,7 @@ class Row:
 
 @dataclass(frozen=True, repr=False)
 class AuditReport:
-    """What `audit` found: a row for each parameter, and how many forward passes it took."""
+    """What :func:`audit` found: a row for each parameter, and how many forward passes it took."""
 
     rows: list[Row]
     tolerance: float
@@ -154,6 +183,7 @@ class AuditReport:
 
     @property
     def ok(self):
+        """Whether there is no such parameter."""
         return not self.faults
 
     def _error(self, error):
@@ -192,34 +222,44 @@ class AuditReport:
 def audit(model, loss_fn, batch, *, samples="auto", directions=4, seed=0, tolerance=None):
     """Compare autograd's gradient of each parameter with central differences, in float64.
 
-    model: any module, in the mode (train or eval) that it is in.
-    loss_fn: loss_fn(model, batch) returns the loss; it is handed float64 copies of both.
-    samples: None checks every entry, a number so many of each parameter. "auto" checks up to
-        1000 entries all (if in half a minute), of more than that 60, with fewer directions if
-        there are over 5 parameters: less than 200 forward passes for up to 32 parameters.
-    directions: random unit directions for each parameter; every entry takes part in each.
-    seed: for what is drawn, here and in the model: dropout drops the same units each time.
-    tolerance: the largest relative error that passes; by default 1e-5.
+    Args:
+        model: any module, in the mode (train or eval) that it is in.
+        loss_fn: ``loss_fn(model, batch)`` returns the loss; it is handed float64 copies of both.
+        batch: what ``loss_fn`` takes, of any structure; left unchanged.
+        samples: None checks every entry, a number so many of each parameter. "auto" checks up to
+            1000 entries all (if in half a minute), of more than that 60, with fewer directions if
+            there are over 5 parameters: less than 200 forward passes for up to 32 parameters.
+        directions: random unit directions for each parameter; every entry takes part in each.
+        seed: for what is drawn, here and in the model: dropout drops the same units each time.
+        tolerance: the largest relative error that passes; by default 1e-5.
 
-    The relative error is |a - n| / max(|a|, |n|, floor), a from autograd and n measured. The floor
-    keeps the ruler's noise below the tolerance: rounding, 16 ε|loss|/h, and truncation, for which
-    1e-9 of the model's largest gradient is allowed. Along a direction it is at least ‖g‖/√n, the
-    root mean square of g·v. What exceeds the tolerance is measured again with h/32. Verdicts:
+    Returns:
+        An :class:`AuditReport`. Model, gradients, buffers, modes and random state stay as they
+        were: what runs is a deep copy (hooks on parameter tensors do not come along), or, if it
+        cannot be copied, the model itself with other data, put back at the end.
 
-    "ok"; with `kink`, only the smaller step agrees: a kink, or strong curvature, within h.
-    "kink?": neither agrees, but the gradient lies between the slopes to the left and the right,
-        as at a kink, or where something inside computes in less than float64.
-    "wrong": a fault. The gradient disagrees with both.
-    "no gradient": autograd has none, none is measured; "path cut", a fault: one is measured.
-    "too small": all of it is below the ruler's noise, as for a bias before a BatchNorm.
-    "frozen" (requires_grad=False), "empty": not checked.
+    The relative error is ``|a - n| / max(|a|, |n|, floor)``, a from autograd and n measured. The
+    floor keeps the ruler's noise below the tolerance: rounding, ``16 ε|loss|/h``, and truncation,
+    for which 1e-9 of the model's largest gradient is allowed. Along a direction it is at least
+    ‖g‖/√n, the root mean square of g·v. What exceeds the tolerance is measured again with h/32. A tied parameter is one row with all its names. Verdicts:
 
-    A tied parameter is one row with all its names. Model, gradients, buffers, modes and random
-    state stay as they were: what runs is a deep copy (hooks on parameter tensors do not come
-    along), or, if it cannot be copied, the model itself with other data, put back at the end.
+    * "ok"; with ``kink``, only the smaller step agrees: a kink, or strong curvature, within h.
+    * "kink?": neither agrees, but the gradient lies between the slopes to the left and the right,
+      as at a kink, or where something inside computes in less than float64.
+    * "wrong": a fault. The gradient disagrees with both.
+    * "no gradient": autograd has none, none is measured; "path cut", a fault: one is measured.
+    * "too small": all of it is below the ruler's noise, as for a bias before a BatchNorm.
+    * "frozen" (``requires_grad=False``), "empty": not checked.
 
-    TypeError or ValueError: a parameter is integer, complex or lazy, none is trained, or the loss
-    is not one finite float64 number, depends on no parameter, or changes by itself.
+    Raises:
+        TypeError, ValueError: a parameter is integer, complex or lazy, none is trained, or the
+            loss is not one finite float64 number, depends on no parameter, or changes by itself.
+
+    Example:
+        >>> def loss_fn(model, x):
+        ...     return model(x).square().mean() + model.bias.detach().square().sum()
+        >>> audit(torch.nn.Linear(3, 1), loss_fn, torch.ones(4, 3)).faults  # cut by detach()
+        ['bias']
     """
     if not (samples in (None, "auto") or (type(samples) is int and samples > 0)):
         raise ValueError(f'samples is {samples!r}, expected "auto", None (all) or a positive int')
@@ -250,7 +290,25 @@ def directional_check(model, loss_fn, batch, *, directions=4, seed=0, h=None):
     """Readings along random unit directions v in the space of all parameters together.
 
     Two forward passes for each, however many parameters there are: g·v against
-    (L(θ + hv) - L(θ - hv)) / 2h. Which parameter is wrong it does not say; see `audit` otherwise.
+    (L(θ + hv) - L(θ - hv)) / 2h. Which parameter is wrong it does not say: :func:`audit` does.
+
+    Args:
+        model, loss_fn, batch, seed: as for :func:`audit`, and left unchanged as there.
+        directions: how many.
+        h: the step; by default that of :func:`default_step` for float64.
+
+    Returns:
+        A list with one :class:`Reading` for each direction.
+
+    Raises:
+        TypeError, ValueError: as :func:`audit`.
+
+    Example:
+        >>> def loss_fn(model, x):
+        ...     return model(x).square().mean()
+        >>> readings = directional_check(torch.nn.Linear(3, 1), loss_fn, torch.ones(4, 3))
+        >>> max(reading.relative_error for reading in readings) < 1e-6
+        True
     """
     with _prepared(model, loss_fn, batch, seed) as bench:
         rng, readings = np.random.default_rng(seed), []

@@ -1,22 +1,30 @@
 """What does an optimizer do to a gradient?  Introduced in chapter 6, which shows this source.
 
-Each class is as short as its derivation: its `update` changes a parameter p in place, given the
+Each class is as short as its derivation: its ``update`` changes a parameter p in place, given the
 gradient g and a dictionary with what is remembered from step to step. All but Lion, which PyTorch
-lacks, compute what `torch.optim` computes. The schedules are functions of the step, from 0.
+lacks, compute what ``torch.optim`` computes. The schedules are functions of the step, from 0.
 """
 
 import math
 
 import torch
 
+__all__ = ["SGD", "Adam", "AdamW", "Lion", "Optimizer", "RMSProp", "cosine", "step_decay",
+           "warmup_cosine"]  # fmt: skip
+
 
 class Optimizer:
     """What all optimizers share: a list of parameters, a rate, and a state for each parameter.
 
-    params: tensors that require gradients; changed in place by `step`.
-    lr: the learning rate; you may change it between steps.
-    weight_decay: λ. SGD, RMSProp and Adam add λp to the gradient, which is an L2 penalty λ/2·‖p‖²
-        on the loss; AdamW and Lion shrink p itself by the factor 1 - lr·λ (decoupled).
+    Args:
+        params: tensors that require gradients; changed in place by :meth:`step`.
+        lr: the learning rate; you may change it between steps.
+        weight_decay: λ. SGD, RMSProp and Adam add λp to the gradient, an L2 penalty λ/2·‖p‖² on
+            the loss; AdamW and Lion shrink p itself by the factor 1 - lr·λ (decoupled).
+
+    Raises:
+        TypeError: ``params`` is a single tensor.
+        ValueError: ``params`` is empty.
     """
 
     def __init__(self, params, lr, weight_decay=0.0):
@@ -35,7 +43,7 @@ class Optimizer:
 
     @torch.no_grad()
     def step(self):
-        """Change each parameter by its gradient; one whose `.grad` is None stays as it is."""
+        """Change each parameter by its gradient; one whose ``.grad`` is None stays as it is."""
         for p, state in zip(self.params, self.state, strict=True):
             if p.grad is not None:
                 self.update(p, p.grad, state)
@@ -79,6 +87,12 @@ class RMSProp(Optimizer):
 
     Sources: Tieleman & Hinton (2012), lecture 6e of Neural Networks for Machine Learning;
     https://docs.pytorch.org/docs/stable/generated/torch.optim.RMSprop.html.
+
+    >>> p = torch.tensor([1.0, 1.0], requires_grad=True)
+    >>> p.grad = torch.tensor([100.0, -0.01])
+    >>> RMSProp([p], lr=0.25, alpha=0.75).step()  # g/√s is ±2 at first, whatever the size of g
+    >>> p
+    tensor([0.5000, 1.5000], requires_grad=True)
     """
 
     def __init__(self, params, lr=1e-2, alpha=0.99, eps=1e-8, weight_decay=0.0):
@@ -100,6 +114,12 @@ class Adam(Optimizer):
 
     Sources: Kingma & Ba (2015), algorithm 1, https://arxiv.org/abs/1412.6980;
     https://docs.pytorch.org/docs/stable/generated/torch.optim.Adam.html.
+
+    >>> p = torch.tensor([1.0, 1.0], requires_grad=True)
+    >>> p.grad = torch.tensor([100.0, -0.01])
+    >>> Adam([p], lr=0.25).step()  # the first step is the rate, with the gradient's sign
+    >>> p
+    tensor([0.7500, 1.2500], requires_grad=True)
     """
 
     def __init__(self, params, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0):
@@ -125,6 +145,12 @@ class AdamW(Adam):
 
     Sources: Loshchilov & Hutter (2019), algorithm 2, https://arxiv.org/abs/1711.05101;
     https://docs.pytorch.org/docs/stable/generated/torch.optim.AdamW.html.
+
+    >>> p = torch.tensor([1.0], requires_grad=True)
+    >>> p.grad = torch.tensor([100.0])
+    >>> AdamW([p], lr=0.25, weight_decay=0.5).step()  # times 1 - 0.125, then minus the rate
+    >>> p
+    tensor([0.6250], requires_grad=True)
     """
 
     def __init__(self, params, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=1e-2):
@@ -139,6 +165,12 @@ class Lion(Optimizer):
     """p ← (1 - lr·λ)p - lr·sign(β₁m + (1 - β₁)g), then m ← β₂m + (1 - β₂)g.
 
     Source: Chen et al. (2023), algorithm 2, https://arxiv.org/abs/2302.06675.
+
+    >>> p = torch.tensor([1.0, 1.0], requires_grad=True)
+    >>> p.grad = torch.tensor([100.0, -0.01])
+    >>> Lion([p], lr=0.25).step()
+    >>> p
+    tensor([0.7500, 1.2500], requires_grad=True)
     """
 
     def __init__(self, params, lr=1e-4, betas=(0.9, 0.99), weight_decay=0.0):
@@ -153,7 +185,7 @@ class Lion(Optimizer):
 
 
 def step_decay(step, lr, every, factor=0.1):
-    """lr, times `factor` after each `every` steps: torch's StepLR.
+    """lr, times ``factor`` after each ``every`` steps: torch's StepLR.
 
     >>> [step_decay(step, lr=8.0, every=2, factor=0.5) for step in range(5)]
     [8.0, 8.0, 4.0, 4.0, 2.0]
@@ -162,16 +194,19 @@ def step_decay(step, lr, every, factor=0.1):
 
 
 def cosine(step, lr, steps, lowest=0.0):
-    """From lr at step 0 to `lowest` at step `steps` along half a cosine; after that, `lowest`.
+    """From lr at step 0 to ``lowest`` at step ``steps`` along half a cosine, and then no lower.
 
     Source: Loshchilov & Hutter (2017), equation 5, https://arxiv.org/abs/1608.03983; up to
-    `steps` as torch's CosineAnnealingLR, which rises again later.
+    ``steps`` as torch's CosineAnnealingLR, which rises again later.
+
+    >>> [round(cosine(step, lr=1.0, steps=4), 3) for step in range(6)]
+    [1.0, 0.854, 0.5, 0.146, 0.0, 0.0]
     """
     return lowest + (lr - lowest) / 2 * (1 + math.cos(math.pi * min(step / steps, 1)))
 
 
 def warmup_cosine(step, lr, warmup, steps, lowest=0.0):
-    """Linear from lr/warmup to lr in the first `warmup` steps, then `cosine` until `steps`.
+    """Linear from lr/warmup to lr in ``warmup`` steps, then :func:`cosine` until ``steps``.
 
     Source: Goyal et al. (2017), section 2.2, https://arxiv.org/abs/1706.02677.
 

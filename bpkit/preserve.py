@@ -21,6 +21,8 @@ from torch.nn.modules.lazy import LazyModuleMixin
 
 from bpkit.graph import unseen
 
+__all__ = ["preserve"]
+
 
 @contextmanager
 def preserve(model: nn.Module, *optimizers: torch.optim.Optimizer) -> Iterator[None]:

@@ -44,6 +44,8 @@ from torch.overrides import TorchFunctionMode, resolve_name
 
 from bpkit.graph import Graph, Names, Node, named_tensors, shape_of, tensors_of, trace, unseen
 
+__all__ = ["Line", "Operation", "Recording", "Value", "record"]
+
 # Frames of these packages are not the reader's code.
 _LIBRARIES = tuple(os.path.dirname(m.__file__) + os.sep for m in (torch, sys.modules["bpkit"]))
 # Reading any other attribute computes nothing.
@@ -64,6 +66,7 @@ class Line:
 
     @property
     def in_notebook(self) -> bool:
+        """Whether the line stands in a notebook cell or was typed in."""
         return "ipykernel" in self.filename or self.filename.startswith("<")
 
     def __str__(self) -> str:
@@ -88,6 +91,7 @@ class Value:
 
     @property
     def shape(self) -> tuple[int, ...] | None:
+        """Its shape; ``None`` for a nested tensor."""
         return shape_of(self.data)
 
 

@@ -37,6 +37,8 @@ from bpkit.preserve import preserve
 from bpkit.record import Line, Recording, _Recorder, reader_line
 from bpkit.style import Table
 
+__all__ = ["Kept", "SavedBytes", "saved_bytes", "size_of"]
+
 
 @dataclass
 class Kept:
@@ -61,6 +63,7 @@ class Kept:
 
     @property
     def keeper(self) -> str:
+        """Operation and name in one, such as "softmax result"."""
         return f"{self.operation} {self.name}".strip()
 
 
@@ -79,10 +82,12 @@ class SavedBytes:
 
     @property
     def parameters(self) -> int:
+        """Bytes of kept parameters, which were there before."""
         return self._of("parameter")
 
     @property
     def inputs(self) -> int:
+        """Bytes of kept inputs, which were there before."""
         return self._of("input")
 
     def _of(self, kind: str) -> int:
@@ -362,7 +367,11 @@ def bytes_of(values: Iterable[Any]) -> int:
 
 
 def size_of(size: float) -> str:
-    """``1234567`` -> ``1.23 MB``."""
+    """A number of bytes as text, in decimal units.
+
+    >>> size_of(1234567)
+    '1.23 MB'
+    """
     units = ["B", "kB", "MB", "GB", "TB"]
     while abs(size) >= 999.5 and len(units) > 1:
         size, units = size / 1000, units[1:]

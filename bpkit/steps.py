@@ -18,6 +18,8 @@ from typing import Any
 from bpkit.drawing import layout, minus
 from bpkit.graph import Edge, Graph, Node, plain, show, unseen
 
+__all__ = ["Step", "StepThrough", "steps"]
+
 NOUNS = {
     "mul": "product", "add": "sum", "sub": "difference", "div": "quotient", "mm": "matrix product",
     "pow": "power", "exp": "exponential", "log": "logarithm", "sin": "sine", "cos": "cosine",
@@ -45,6 +47,13 @@ def steps(graph: Graph) -> list[Step]:
 
     Raises:
         ValueError: the graph has no gradients (which only a graph with one output can have).
+
+    Example:
+        >>> x = torch.tensor(2.0, requires_grad=True)
+        >>> with record(names={"x": x}) as recording:
+        ...     y = x * 3
+        >>> [step.phase for step in steps(recording.graph(y, gradients=True))]
+        ['forward', 'forward', 'backward', 'backward']
     """
     if not graph.backward_order:
         raise ValueError(
@@ -77,6 +86,14 @@ class StepThrough:
         graph: as for :func:`steps`.
         figure: the label of the figure that the walk stands in for, such as ``"fig:first-graph"``.
             Without JavaScript, that figure is what the page shows.
+
+    Example:
+        >>> x = torch.tensor(2.0, requires_grad=True)
+        >>> with record(names={"x": x}) as recording:
+        ...     y = x * 3
+        >>> walk = StepThrough(recording.graph(y, gradients=True))
+        >>> len(walk.to_dict()["steps"])
+        4
     """
 
     def __init__(self, graph: Graph, figure: str = ""):

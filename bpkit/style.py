@@ -14,6 +14,8 @@ from typing import Any
 from cycler import cycler
 from matplotlib import pyplot as plt
 
+__all__ = ["Table", "use"]
+
 # Okabe & Ito (2008), https://jfly.uni-koeln.de/color/
 BLUE, ORANGE, GREEN, PURPLE, SKY, YELLOW = (
     "#0072B2", "#D55E00", "#009E73", "#AA4488", "#56B4E9", "#B8860B",
@@ -38,7 +40,7 @@ def wrapped(text: str, rest: int = 0, width: int = 76) -> list[str]:
 
 
 def use() -> None:
-    """Set matplotlib's defaults for the rest of this process."""
+    """Set matplotlib's defaults for the rest of this process: fonts, sizes, palette, grid."""
     # Loads the back end now: in a notebook, that is what lets a returned figure show itself.
     plt.switch_backend(plt.get_backend())
     plt.rcParams.update(

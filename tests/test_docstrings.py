@@ -1,29 +1,91 @@
-"""Every example in a docstring of bpkit runs and prints what it says."""
+"""Does every public name of bpkit say what it does, and does every example print what it says?"""
 
 import doctest
 import importlib
+import inspect
 import pkgutil
+from dataclasses import is_dataclass
 
 import pytest
+import torch
 
 import bpkit
 
-MODULES = [f"bpkit.{module.name}" for module in pkgutil.iter_modules(bpkit.__path__)]
+MODULES = {
+    module.name: importlib.import_module(module.name)
+    for module in pkgutil.walk_packages(bpkit.__path__, "bpkit.")
+}
+# Functions and classes that a reader calls and that show no example of their own.
+NO_EXAMPLE = {
+    "bpkit.exercises.Exercise": "the module's docstring shows one",
+    "bpkit.graph.Graph": "made by trace",
+    "bpkit.record.Recording": "made by record",
+    "bpkit.diagnosis.report.Report": "made by checkup and watch",
+    "bpkit.optim.Optimizer": "its subclasses show theirs",
+    "bpkit.style.use": "changes matplotlib's defaults and shows nothing",
+}
+# Members that need no docstring.
+SILENT = {
+    "update": "the docstring of the optimizer's class is its formula",
+    "shape": "as in NumPy",
+    "ndim": "as in NumPy",
+    "parents": "said by the docstring of the class",
+    "is_leaf": "as in PyTorch",
+}
 
 
-@pytest.mark.parametrize("name", MODULES)
+def public():
+    """Every function and class in an ``__all__`` of bpkit, once, by the name of its origin."""
+    found = {}
+    for module in (bpkit, *MODULES.values()):
+        for name in getattr(module, "__all__", ()):
+            value = getattr(module, name)
+            if inspect.isroutine(value) or inspect.isclass(value):
+                found[f"{value.__module__}.{value.__qualname__}"] = value
+    return found
+
+
+def members(cls):
+    """Public methods and properties that a class defines itself."""
+    own = {name: value for name, value in vars(cls).items() if not name.startswith("_")}
+    fields = getattr(cls, "__dataclass_fields__", getattr(cls, "_fields", ()))
+    kinds = (property, classmethod, staticmethod)
+    return {
+        name: value
+        for name, value in own.items()
+        if name not in fields and (inspect.isroutine(value) or isinstance(value, kinds))
+    }
+
+
+PUBLIC = public()
+
+
+@pytest.mark.parametrize("name", sorted(MODULES))
 def test_examples(name):
-    module = importlib.import_module(name)
-    namespace = {**vars(bpkit), **vars(module)}
-    result = doctest.testmod(
-        module, extraglobs={**namespace, "torch": importlib.import_module("torch")}
-    )
-    assert result.failed == 0
+    module = MODULES[name]
+    namespace = {**vars(bpkit), **vars(module), "torch": torch}
+    assert doctest.testmod(module, extraglobs=namespace).failed == 0
 
 
-def test_there_are_examples_to_run():
-    attempted = sum(
-        doctest.testmod(importlib.import_module(name), report=False).attempted
-        for name in ("bpkit.graph", "bpkit.record")
-    )
-    assert attempted >= 5
+@pytest.mark.parametrize("name", sorted(PUBLIC))
+def test_docstring(name):
+    value = PUBLIC[name]
+    assert inspect.getdoc(value), f"{name} has no docstring"
+    if inspect.isclass(value):
+        silent = {key for key, member in members(value).items() if not inspect.getdoc(member)}
+        silent -= SILENT.keys()
+        assert not silent, f"{name}: no docstring for {', '.join(silent)}"
+    result = inspect.isclass(value) and (is_dataclass(value) or hasattr(value, "_fields"))
+    if not result and name not in NO_EXAMPLE:
+        assert ">>>" in inspect.getdoc(value), f"{name}: no example, nor a reason in NO_EXAMPLE"
+
+
+def test_reasons_are_needed():
+    unneeded = [name for name in NO_EXAMPLE if ">>>" in (inspect.getdoc(PUBLIC[name]) or "")]
+    assert not unneeded
+
+
+def test_modules_say_which_question_they_answer():
+    for name, module in MODULES.items():
+        first = inspect.getdoc(module).partition("\n")[0]
+        assert "?" in first or name.startswith("bpkit.diagnosis."), f"{name}: {first!r}"

@@ -10,6 +10,8 @@ import tomllib
 from dataclasses import dataclass, fields
 from importlib import resources
 
+__all__ = ["FAULTS", "LAYERS", "SYMPTOMS", "Fault", "Symptom", "for_error", "readable"]
+
 LAYERS = ("data", "forward", "backward", "update", "memory")
 
 

@@ -14,6 +14,8 @@ from typing import Any
 from bpkit.diagnosis.faults import FAULTS
 from bpkit.style import wrapped
 
+__all__ = ["Finding", "Report"]
+
 # What each cause brings about: a finding is folded under the first one present that explains it.
 # A consequence is listed here only if repairing the cause removes it.
 _SYMPTOMS = frozenset((
@@ -134,6 +136,7 @@ class Finding:
 
     @property
     def layer(self) -> str:
+        """Where the triage meets the fault: data, forward, backward, update or memory."""
         return FAULTS[self.slug].layer
 
     def __str__(self) -> str:
@@ -166,10 +169,12 @@ class Report:
 
     @property
     def faults(self) -> list[Finding]:
+        """The findings that are faults, without the notes."""
         return [finding for finding in self.findings if finding.severity == "fault"]
 
     @property
     def ok(self) -> bool:
+        """Whether there is no fault."""
         return not self.faults
 
     def __str__(self) -> str:

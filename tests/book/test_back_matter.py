@@ -7,7 +7,7 @@ import yaml
 
 from tools import refresh
 
-from . import back_matter, checks, markdown
+from . import back_matter
 from .test_pages import CHAPTERS, NOTEBOOKS, ROOT, in_contents, report
 
 CONTENTS = in_contents(yaml.safe_load((ROOT / "_toc.yml").read_text(encoding="utf-8")))
