@@ -221,7 +221,7 @@ class Graph:
         return "\n".join(line.rstrip() for line in lines)
 
     def to_dict(self) -> dict[str, Any]:
-        """The graph as JSON-ready data; tensors become nested lists (see :func:`plain`)."""
+        """The graph as data for JSON; tensors become nested lists."""
         told = ("index", "kind", "operation", "short", "symbol", "shape", "value", "gradient")
         nodes = [
             {
@@ -242,7 +242,7 @@ class Graph:
         }
 
     def draw(self, **options):
-        """A matplotlib figure, read from top to bottom; see ``bpkit.drawing.draw``."""
+        """A matplotlib figure, read from top to bottom; see :func:`bpkit.drawing.draw`."""
         from bpkit.drawing import draw
 
         return draw(self, **options)
@@ -312,7 +312,7 @@ def trace(output: Tensor | Iterable[Tensor] | Mapping[str, Tensor], names: Names
     Args:
         output: a tensor of any shape, or several (a sequence, or a mapping whose keys name them).
         names: a module (its parameters get their qualified names; a shared parameter gets all of
-            them, joined by `` = ``) or a mapping from names to tensors, leaves or intermediate.
+            them, joined by " = ") or a mapping from names to tensors, leaves or intermediate.
 
     Returns:
         A :class:`Graph`. Nothing is executed; no hook, flag, gradient or saved tensor changes.

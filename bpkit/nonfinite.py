@@ -161,7 +161,7 @@ def find_nonfinite(model: nn.Module, loss_fn: Callable, batch: Any) -> Origin | 
 def explain(
     recording: Recording, loss: Tensor, model: nn.Module | None = None, batch: Any = None
 ) -> Origin | None:
-    """As :func:`find_nonfinite`, for a ``loss`` already computed inside ``recording``.
+    """As :func:`bpkit.find_nonfinite`, for a ``loss`` already computed inside ``recording``.
 
     Runs no forward; its backward pass leaves ``.grad`` alone and keeps the graph, so that yours
     can follow. Without ``model`` and ``batch`` it can't name parameters, inputs and rows.

@@ -77,7 +77,8 @@ def numerical_gradient(f, x, h=None, scheme="central"):
     Args:
         f: takes a tensor like x and returns one number.
         x: a floating-point tensor of any shape and layout; left unchanged.
-        h: the step; by default :func:`default_step`, times ``|x|`` for entries larger than 1.
+        h: the step; by default :func:`~bpkit.numeric.default_step`, times ``|x|`` for entries
+            larger than 1.
         scheme: "central", (f(x+h) - f(x-h)) / 2h; "forward", (f(x+h) - f(x)) / h; or "complex",
             Im f(x+ih) / h, for an analytic f that accepts complex numbers.
 
@@ -125,7 +126,7 @@ def step_size_curve(f, x, exact, steps, scheme="central"):
     """How the error of a difference depends on the step.
 
     Args:
-        f, x, scheme: as for :func:`numerical_gradient`.
+        f, x, scheme: as for :func:`bpkit.numerical_gradient`.
         exact: the true gradient, a tensor like x.
         steps: the steps to try.
 
@@ -154,7 +155,11 @@ class Reading:
 
 @dataclass(frozen=True)
 class Row:
-    """What :func:`audit` found for one parameter; the worst errors are those of entry ``where``."""
+    """What :func:`bpkit.audit` found for one parameter.
+
+    ``norm`` is of its gradient, ``checked`` how many entries were measured; the worst errors are
+    those of the entry ``where``, and ``directional`` is the worst along a direction.
+    """
 
     name: str
     shape: tuple
@@ -170,7 +175,7 @@ class Row:
 
 @dataclass(frozen=True, repr=False)
 class AuditReport:
-    """What :func:`audit` found: a row for each parameter, and how many forward passes it took."""
+    """What :func:`bpkit.audit` found: a :class:`~bpkit.numeric.Row` for each parameter."""
 
     rows: list[Row]
     tolerance: float
@@ -226,9 +231,9 @@ def audit(model, loss_fn, batch, *, samples="auto", directions=4, seed=0, tolera
         model: any module, in the mode (train or eval) that it is in.
         loss_fn: ``loss_fn(model, batch)`` returns the loss; it is handed float64 copies of both.
         batch: what ``loss_fn`` takes, of any structure; left unchanged.
-        samples: None checks every entry, a number so many of each parameter. "auto" checks up to
-            1000 entries all (if in half a minute), of more than that 60, with fewer directions if
-            there are over 5 parameters: less than 200 forward passes for up to 32 parameters.
+        samples: ``None`` checks every entry, a number so many of each parameter. "auto" checks
+            up to 1000 entries all (if in half a minute), of more than that 60, with fewer
+            directions if there are over 5 parameters: less than 200 forward passes for up to 32.
         directions: random unit directions for each parameter; every entry takes part in each.
         seed: for what is drawn, here and in the model: dropout drops the same units each time.
         tolerance: the largest relative error that passes; by default 1e-5.
@@ -241,7 +246,8 @@ def audit(model, loss_fn, batch, *, samples="auto", directions=4, seed=0, tolera
     The relative error is ``|a - n| / max(|a|, |n|, floor)``, a from autograd and n measured. The
     floor keeps the ruler's noise below the tolerance: rounding, ``16 ε|loss|/h``, and truncation,
     for which 1e-9 of the model's largest gradient is allowed. Along a direction it is at least
-    ‖g‖/√n, the root mean square of g·v. What exceeds the tolerance is measured again with h/32. A tied parameter is one row with all its names. Verdicts:
+    ‖g‖/√n, the root mean square of g·v. What exceeds the tolerance is measured again with h/32.
+    A tied parameter is one row with all its names. Verdicts:
 
     * "ok"; with ``kink``, only the smaller step agrees: a kink, or strong curvature, within h.
     * "kink?": neither agrees, but the gradient lies between the slopes to the left and the right,
@@ -290,18 +296,18 @@ def directional_check(model, loss_fn, batch, *, directions=4, seed=0, h=None):
     """Readings along random unit directions v in the space of all parameters together.
 
     Two forward passes for each, however many parameters there are: g·v against
-    (L(θ + hv) - L(θ - hv)) / 2h. Which parameter is wrong it does not say: :func:`audit` does.
+    (L(θ + hv) - L(θ - hv)) / 2h. Which parameter is wrong :func:`bpkit.audit` says.
 
     Args:
-        model, loss_fn, batch, seed: as for :func:`audit`, and left unchanged as there.
+        model, loss_fn, batch, seed: as for :func:`bpkit.audit`, and left unchanged as there.
         directions: how many.
-        h: the step; by default that of :func:`default_step` for float64.
+        h: the step; by default that of :func:`~bpkit.numeric.default_step` for float64.
 
     Returns:
-        A list with one :class:`Reading` for each direction.
+        A list with one :class:`~bpkit.numeric.Reading` for each direction.
 
     Raises:
-        TypeError, ValueError: as :func:`audit`.
+        TypeError, ValueError: as :func:`bpkit.audit`.
 
     Example:
         >>> def loss_fn(model, x):

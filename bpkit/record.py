@@ -271,7 +271,8 @@ class record:
         >>> x = torch.tensor(2.0, requires_grad=True)
         >>> with record(names={"x": x}) as recording:
         ...     y = x * 3
-        >>> recording.operations[0].name, float(recording.operations[0].outputs[0].data)
+        >>> (operation,) = recording.operations
+        >>> operation.name, float(operation.outputs[0].data)
         ('mul', 6.0)
     """
 

@@ -4,7 +4,9 @@ import doctest
 import importlib
 import inspect
 import pkgutil
+import re
 from dataclasses import is_dataclass
+from pathlib import Path
 
 import pytest
 import torch
@@ -89,3 +91,21 @@ def test_modules_say_which_question_they_answer():
     for name, module in MODULES.items():
         first = inspect.getdoc(module).partition("\n")[0]
         assert "?" in first or name.startswith("bpkit.diagnosis."), f"{name}: {first!r}"
+
+
+def documented():
+    """What the reference page shows: names as readers import them, and the objects behind them."""
+    page = (Path(__file__).parents[1] / "chapters" / "reference.md").read_text(encoding="utf-8")
+    return {
+        name: pkgutil.resolve_name(":".join(name.rsplit(".", 1)))
+        for name in re.findall(r"^\.\. auto(?:function|class):: ([\w.]+)$", page, re.MULTILINE)
+    }
+
+
+def test_reference_page_shows_every_public_name():
+    shown = documented()
+    values = list(shown.values())
+    assert [name for name, value in PUBLIC.items() if value not in values] == []
+    assert [name for name in bpkit.__all__ if f"bpkit.{name}" not in shown] == []
+    assert [name for name, value in shown.items() if value not in PUBLIC.values()] == []
+    assert [name for name, value in shown.items() if values.count(value) > 1] == []

@@ -114,8 +114,9 @@ def checkup(
         optimizer: the optimizer, several of them, or ``None`` (then its part is left out).
 
     Returns:
-        A :class:`Report`. Parameters, buffers, gradients, optimizer state, flags, hooks, random
-        state and a loader's generator are as before, also after an exception or Ctrl-C.
+        A :class:`~bpkit.diagnosis.report.Report`. Parameters, buffers, gradients, optimizer
+        state, flags, hooks, random state and a loader's generator are as before, also after an
+        exception or Ctrl-C.
 
     Raises:
         ValueError: there is no batch (an iterator that was used up), the model is on the meta

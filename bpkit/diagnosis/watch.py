@@ -155,7 +155,7 @@ class watch:
 
     @property
     def saturated(self) -> dict[str, np.ndarray]:
-        """{place: share of tanh and sigmoid outputs in the flat part}: |tanh| > 0.97, sigmoid
+        """{place: share of tanh and sigmoid outputs in the flat part}: ``|tanh| > 0.97``, sigmoid
         closer than 0.03 to 0 or 1."""
         return self._series(lambda sample: sample.get("saturated", {}))
 

@@ -1,10 +1,10 @@
-r"""Do notation page and glossary still say what the chapters do?  Pure functions, lists of problems.
+r"""Do notation page and glossary say what the chapters do?  Functions that return problems.
 
-**Notation.** Each row of ``chapters/notation.md`` holds symbols, and links to the pages on which they have this meaning. A
-symbol is a letter with what decorates it, ``\hat m``, ``n_{\text{in}}``; numbers and letters in an index are
-left out, since they only count.
+**Notation.** Each row of ``chapters/notation.md`` holds symbols, and links to the pages on which
+they have this meaning. A symbol is a letter with what decorates it: ``\hat m``, ``n_{\text{in}}``.
+The letters of an index are symbols too; numbers are not.
 
-**Glossary.** An entry's terms stand alone on a line each, its explanation is indented.
+**Glossary.** An entry's terms stand on a line each, its explanation is indented.
 """
 
 import re
@@ -14,16 +14,18 @@ from formulas.latex import TOKEN
 from . import checks, markdown
 
 # What the formulas are built with and nobody looks up.
-STRUCTURE = set(
-    [r"\frac{", r"\sqrt{", r"\underbrace{", r"\sum", r"\prod", r"\cdot", r"\times", r"\approx", r"\partial", r"\pm", r"\le", r"\ge", r"\leftarrow", r"\to", r"\infty", r"\dots", r"\lvert", r"\rvert", r"\rVert", r"\log", r"\exp", r"\sin", r"\cos", r"\tanh", r"\max", r"\min", r"\pi"]
-)
+STRUCTURE = {
+    r"\frac{", r"\sqrt{", r"\underbrace{", r"\sum", r"\prod", r"\cdot", r"\times", r"\approx",
+    r"\partial", r"\pm", r"\le", r"\ge", r"\leftarrow", r"\to", r"\infty", r"\dots", r"\lvert",
+    r"\rvert", r"\rVert", r"\log", r"\exp", r"\sin", r"\cos", r"\tanh", r"\max", r"\min", r"\pi",
+}  # fmt: skip
 COUNTING = {"i", "j", "k"}  # the page says so: over whatever the formula sums or multiplies
 DERIVATIVE = re.compile(r"\\frac\{d(?:\^\d)?\s*([^{}]*)\}\{d([^{}]*)\}")
 LAYOUT = re.compile(r"\\(?:begin|end)\{[a-z*]+\}|&|\\\\")
 
 
 def symbols(tex):
-    """The symbols of a formula: ``\\hat m_t = \\beta m`` gives ``{"\\hatm", "t", "\\beta", "m"}``."""
+    r"""The symbols of a formula: of ``\hat m_t = \beta m``, ``\hatm``, ``t``, ``\beta``, ``m``."""
     tex = DERIVATIVE.sub(r"\\frac{\\partial \1}{\\partial \2}", LAYOUT.sub(" ", tex))
     found = []
     for match in TOKEN.finditer(tex):
