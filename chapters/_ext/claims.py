@@ -1,7 +1,7 @@
 """Which claims of the source articles does the book check, with what result, and where?
 
 The directive ``{claims}`` writes the ledger ``tests/claims.json`` for the chapters in the table of
-contents. A claim is shown where a notebook cell's metadata ``claims`` names it, and links there.
+contents: the counts, then claim by claim. A claim is shown where a notebook cell's metadata ``claims`` names it, and links there.
 """
 
 import json
@@ -53,22 +53,54 @@ class Claims(SphinxDirective):
             present = [number for number in sorted(claim["chapters"]) if number in grouped]
             if present:
                 grouped[present[0]].append(claim)
-        return [
-            self.chapter(number, chapters[number][0], claims)
-            for number, claims in grouped.items()
-            if claims
-        ]
+        grouped = {number: claims for number, claims in grouped.items() if claims}
+        chapters = [self.chapter(number, claims) for number, claims in grouped.items()]
+        return [self.counts(grouped), *chapters]
 
-    def chapter(self, number, docname, claims):
+    def counts(self, grouped):
+        """A table: chapters, and how many of their claims have which verdict."""
+        rows = [["chapter", *(text[0] for text in VERDICTS.values())]]
+        for number, claims in grouped.items():
+            link = nodes.reference("", f"Chapter {number}", refid=f"claims-chapter-{number}")
+            rows.append([link, *self.tally(claims)])
+        rows.append(["all", *self.tally([c for claims in grouped.values() for c in claims])])
+        group = nodes.tgroup("", *(nodes.colspec(colwidth=1) for _ in rows[0]), cols=len(rows[0]))
+        lines = [nodes.row("", *map(self.entry, row)) for row in rows]
+        group += [nodes.thead("", lines[0]), nodes.tbody("", *lines[1:])]
+        return nodes.table("", group, classes=["claims-counts"])
+
+    @staticmethod
+    def tally(claims):
+        counts = Counter(claim["verdict"] for claim in claims)
+        return [str(counts[verdict]) for verdict in VERDICTS]
+
+    @staticmethod
+    def entry(content):
+        inline = content if isinstance(content, nodes.Node) else nodes.Text(content)
+        return nodes.entry("", nodes.paragraph("", "", inline))
+
+    def chapter(self, number, claims):
         section = nodes.section(ids=[f"claims-chapter-{number}"])
         section += nodes.title("", "", *self.inline(f"Chapter {number}"))
-        counts = Counter(claim["verdict"] for claim in claims)
-        summary = ", ".join(f"{counts[v]} {text[1]}" for v, text in VERDICTS.items() if counts[v])
-        section += nodes.paragraph("", f"Claims: {len(claims)}. Of these {summary}.")
+        section += self.summary(sorted(claims, key=_order))
         listing = nodes.definition_list(classes=["claims"])
         listing += [self.item(claim) for claim in sorted(claims, key=_order)]
         section += listing
         return section
+
+    @staticmethod
+    def summary(claims):
+        """How many hold and so on; those that are wrong, as links."""
+        counts = Counter(claim["verdict"] for claim in claims)
+        parts = [f"{counts[v]} {text[1]}" for v, text in VERDICTS.items() if counts[v]]
+        paragraph = nodes.paragraph("", f"Claims: {len(claims)}. Of these {', '.join(parts)}.")
+        wrong = [claim["id"] for claim in claims if claim["verdict"] == "wrong"]
+        for i, claim in enumerate(wrong):
+            paragraph += nodes.Text(", " if i else " Wrong: ")
+            paragraph += nodes.reference("", claim, refid=f"claim-{claim.lower()}")
+        if wrong:
+            paragraph += nodes.Text(".")
+        return paragraph
 
     def item(self, claim):
         verdict = claim["verdict"]

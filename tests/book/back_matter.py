@@ -1,8 +1,10 @@
-r"""Do notation page and glossary say what the chapters do?  Functions that return problems.
+r"""Do notation, glossary and claims say what the chapters do?  Functions that return problems.
 
 **Notation.** Each row of ``chapters/notation.md`` holds symbols, and links to the pages on which
 they have this meaning. A symbol is a letter with what decorates it: ``\hat m``, ``n_{\text{in}}``.
 The letters of an index are symbols too; numbers are not.
+
+**Claims.** A number in a finding stands in an output or in code of a notebook that names the claim.
 
 **Glossary.** An entry's terms stand on a line each, its explanation is indented.
 """
@@ -11,7 +13,7 @@ import re
 
 from formulas.latex import TOKEN
 
-from . import checks, markdown
+from . import checks, markdown, numbers
 
 # What the formulas are built with and nobody looks up.
 STRUCTURE = {
@@ -153,3 +155,25 @@ def first_use(forms, pages):
         (p, cell) for p, texts in pages.items() for cell, text in texts.items() if word.search(text)
     )
     return next(uses, None)
+
+
+def findings(ledger, notebooks):
+    """Numbers of the ledger's findings that no notebook shows that names the claim."""
+    shown, literal, named = {}, {}, {}
+    for stem, nb in notebooks.items():
+        cells = [cell for _, cell in checks.code_cells(nb)]
+        shown[stem] = [n for cell in cells for n in numbers.in_text(checks.output_text(cell))]
+        literal[stem] = [n for cell in cells for n in numbers.in_source(cell.source)]
+        for claim in checks.taught(nb):
+            named.setdefault(claim, []).append(stem)
+    problems = []
+    for entry in ledger:
+        places = named.get(entry["id"], [])
+        seen = [n for stem in places for n in shown[stem]]
+        written = [n for stem in places for n in literal[stem]]
+        problems += [
+            f"{entry['id']}: {number.text} is in no output of {', '.join(places) or 'a notebook'}"
+            for number in checks._prose_numbers(markdown.read(entry["finding"]).prose)
+            if number.must_occur() and not checks._occurs(number, seen, written)
+        ]
+    return problems

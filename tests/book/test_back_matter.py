@@ -8,7 +8,7 @@ import yaml
 from tools import refresh
 
 from . import back_matter
-from .test_pages import CHAPTERS, NOTEBOOKS, ROOT, in_contents, report
+from .test_pages import CHAPTERS, LEDGER, NOTEBOOKS, ROOT, in_contents, report
 
 CONTENTS = in_contents(yaml.safe_load((ROOT / "_toc.yml").read_text(encoding="utf-8")))
 STEMS = [path.stem for path in NOTEBOOKS]
@@ -126,3 +126,7 @@ def test_the_first_page_that_uses_a_term_links_it():
                 problems.append(f"{terms[0]}: {use[0]} uses it first, in {use[1]}, without a link")
     report(problems)
     assert missing >= UNLINKED, f"linked now, take out of UNLINKED: {UNLINKED - missing}"
+
+
+def test_numbers_of_the_claims_page_are_shown():
+    report(back_matter.findings(LEDGER, {path.stem: refresh.read(path) for path in NOTEBOOKS}))
