@@ -125,8 +125,9 @@ def numerical_gradient(f, x, h=None, scheme="central"):
 def step_size_curve(f, x, exact, steps, scheme="central"):
     """How the error of a difference depends on the step.
 
+    ``f``, ``x`` and ``scheme`` are as for :func:`bpkit.numerical_gradient`.
+
     Args:
-        f, x, scheme: as for :func:`bpkit.numerical_gradient`.
         exact: the true gradient, a tensor like x.
         steps: the steps to try.
 
@@ -298,8 +299,10 @@ def directional_check(model, loss_fn, batch, *, directions=4, seed=0, h=None):
     Two forward passes for each, however many parameters there are: g·v against
     (L(θ + hv) - L(θ - hv)) / 2h. Which parameter is wrong :func:`bpkit.audit` says.
 
+    ``model``, ``loss_fn``, ``batch`` and ``seed`` are as for :func:`bpkit.audit`, and left
+    unchanged as there.
+
     Args:
-        model, loss_fn, batch, seed: as for :func:`bpkit.audit`, and left unchanged as there.
         directions: how many.
         h: the step; by default that of :func:`~bpkit.numeric.default_step` for float64.
 

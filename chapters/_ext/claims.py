@@ -1,7 +1,8 @@
 """Which claims of the source articles does the book check, with what result, and where?
 
 The directive ``{claims}`` writes the ledger ``tests/claims.json`` for the chapters in the table of
-contents: the counts, then claim by claim. A claim is shown where a notebook cell's metadata ``claims`` names it, and links there.
+contents: the counts, then claim by claim. A claim is shown where a notebook cell's metadata
+``claims`` names it, and links there.
 """
 
 import json
@@ -17,11 +18,12 @@ from sphinx.util.docutils import SphinxDirective
 logger = logging.getLogger(__name__)
 
 LEDGER = "tests/claims.json"
+# Beside a claim, in a sentence, and at the head of the table.
 VERDICTS = {
-    "holds": ("✓ holds", "hold"),
-    "caveat": ("≈ holds with a caveat", "hold with a caveat"),
-    "wrong": ("✗ wrong", "wrong"),
-    "untestable": ("– not testable here", "not testable here"),
+    "holds": ("✓ holds", "hold", "✓ holds"),
+    "caveat": ("≈ holds with a caveat", "hold with a caveat", "≈ caveat"),
+    "wrong": ("✗ wrong", "wrong", "✗ wrong"),
+    "untestable": ("– not testable here", "not testable here", "– open"),
 }
 CHAPTER = re.compile(r"(?:.*/)?(\d\d)[a-z]?_")
 
@@ -59,11 +61,11 @@ class Claims(SphinxDirective):
 
     def counts(self, grouped):
         """A table: chapters, and how many of their claims have which verdict."""
-        rows = [["chapter", *(text[0] for text in VERDICTS.values())]]
+        rows = [["Chapter", *(text[2] for text in VERDICTS.values())]]
         for number, claims in grouped.items():
-            link = nodes.reference("", f"Chapter {number}", refid=f"claims-chapter-{number}")
+            link = nodes.reference("", str(number), refid=f"claims-chapter-{number}")
             rows.append([link, *self.tally(claims)])
-        rows.append(["all", *self.tally([c for claims in grouped.values() for c in claims])])
+        rows.append(["All", *self.tally([c for claims in grouped.values() for c in claims])])
         group = nodes.tgroup("", *(nodes.colspec(colwidth=1) for _ in rows[0]), cols=len(rows[0]))
         lines = [nodes.row("", *map(self.entry, row)) for row in rows]
         group += [nodes.thead("", lines[0]), nodes.tbody("", *lines[1:])]

@@ -59,7 +59,8 @@ def rows(text):
             if table == "Signs" and len(cells[0]) > len("$e$"):
                 own = {s for s in own if s.startswith("\\")}  # the letters are examples of its use
             pages = re.findall(r"\{doc\}`[^`<]*<([^`>]+)>`", cells[-1])
-            found.append((table, own, re.findall(r"`([^`]+)`", cells[3]), pages))
+            meaning = re.sub(r"\{\w+\}`[^`]*`", "", cells[1])
+            found.append((table, own, re.findall(r"`([^`]+)`", meaning), pages))
     return found
 
 

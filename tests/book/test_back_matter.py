@@ -4,6 +4,7 @@ import re
 
 import pytest
 import yaml
+from pybtex.database import parse_string
 
 from tools import refresh
 
@@ -130,3 +131,28 @@ def test_the_first_page_that_uses_a_term_links_it():
 
 def test_numbers_of_the_claims_page_are_shown():
     report(back_matter.findings(LEDGER, {path.stem: refresh.read(path) for path in NOTEBOOKS}))
+
+
+def bibliography():
+    text = (CHAPTERS / "references.bib").read_text(encoding="utf-8")
+    return parse_string(text, "bibtex").entries
+
+
+def test_bibliography_entries_are_complete():
+    venue = {"article": "journal", "inproceedings": "booktitle", "book": "publisher"}
+    for key, entry in bibliography().items():
+        given = {*entry.fields, *entry.persons}
+        missing = {"title", "year"} - given
+        if not key.startswith("article"):  # the source articles name no author and no address
+            missing |= {"author"} - given
+            assert given & {"url", "doi"}, f"{key}: neither address nor DOI"
+        missing |= {venue[entry.type]} - given if entry.type in venue else set()
+        assert not missing, f"{key}: no {', '.join(missing)}"
+
+
+def test_every_entry_is_cited_and_every_citation_has_an_entry():
+    cited = set()
+    for path in [*NOTEBOOKS, *CHAPTERS.glob("*.md")]:
+        for keys in re.findall(r"\{cite(?::\w+)?\}`([^`]+)`", path.read_text(encoding="utf-8")):
+            cited |= {key.strip() for key in keys.split(",")}
+    assert cited == set(bibliography())
