@@ -9,7 +9,6 @@ from pathlib import Path
 
 import imagesize
 from docutils import nodes
-from fontTools import subset
 from myst_nb import sphinx_ as myst_nb
 from sphinx.writers.html5 import HTML5Translator
 
@@ -89,42 +88,6 @@ def name_nested_pages(app, exception):
             path.write_text(mended, encoding="utf-8")
 
 
-def drop_unused_files(app, exception):
-    """fontawesome.js, which the template no longer loads, and source maps: 4 of 7 MB."""
-    if exception or app.builder.format != "html":
-        return
-    static = Path(app.outdir) / "_static"
-    for path in (static / "scripts" / "fontawesome.js", *static.rglob("*.map")):
-        path.unlink(missing_ok=True)
-
-
-def subset_icons(app, exception):
-    """300 KB of icon fonts for a dozen icons."""
-    if exception or app.builder.format != "html":
-        return
-    out = Path(app.outdir)
-    fonts = out / "_static" / "vendor" / "fontawesome" / "webfonts"
-    text = "".join(
-        p.read_text(encoding="utf-8") for p in (*out.rglob("*.html"), *out.rglob("*.js"))
-    )
-    css = "".join(p.read_text(encoding="utf-8") for p in (out / "_static").rglob("*.css"))
-    used = set(re.findall(r"\bfa-([a-z0-9-]+)", text))
-    points = {ord(c) for c in css if 0xE000 <= ord(c) <= 0xF8FF}  # in the theme's own rules
-    for selectors, code in re.findall(r'([^{}]+)\{[^{}]*:\s*"\\([0-9a-f]{2,5})"', css):
-        names = set(re.findall(r"\.fa-([a-z0-9-]+)", selectors))
-        if not names or names & used:
-            points.add(int(code, 16))
-    options = subset.Options(flavor="woff2", hinting=False)
-    for path in fonts.glob("*.woff2"):
-        font = subset.load_font(str(path), options)
-        subsetter = subset.Subsetter(options)
-        subsetter.populate(unicodes=points)
-        subsetter.subset(font)
-        subset.save_font(font, str(path), options)
-    for path in fonts.glob("*.ttf"):
-        path.unlink()
-
-
 def setup(app):
     app.connect("config-inited", drop_thebe)
     app.connect("builder-inited", merge_singlehtml)
@@ -138,6 +101,4 @@ def setup(app):
     )
     app.add_node(nodes.image, override=True, html=(visit_image, HTML5Translator.depart_image))
     app.connect("build-finished", name_nested_pages)
-    app.connect("build-finished", drop_unused_files)
-    app.connect("build-finished", subset_icons)
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

@@ -15,6 +15,19 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_outp
 
 from site_checks import ROOT
 
+CODE = '''
+import torch
+
+class Layer(torch.nn.Module):  # a comment
+    """A docstring."""
+
+    @staticmethod
+    def scale(x: float, *, by=2.5e-3) -> float:
+        if x is None or not by < 0x1F:
+            raise ValueError(f"{x!r:>10} and {by:.3f}\\n")
+        return -x @ by[..., 1:] ** 2 % True
+'''.strip()
+
 
 def build(source, output, builder="html"):
     """Build the book in ``source`` with warnings as errors, as a program of its own."""
@@ -136,14 +149,15 @@ def _notebook():
             outputs=[],
             metadata={"tags": ["hide-cell"], "mystnb": {"code_prompt_show": "Show the solution"}},
         ),
+        new_code_cell(CODE, execution_count=3, outputs=[]),
         new_code_cell(
             "print(long)",
-            execution_count=3,
+            execution_count=4,
             outputs=[new_output("stream", name="stdout", text=long)],
         ),
         new_code_cell(
             "plot()",
-            execution_count=4,
+            execution_count=5,
             outputs=[new_output("display_data", {"image/png": png, "text/plain": "<Figure>"})],
             metadata={
                 "mystnb": {

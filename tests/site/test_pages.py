@@ -169,12 +169,22 @@ def test_cure_is_needed_in_the_files(stock):
     page = text_of(stock)
     static = stock / "_static"
     assert "scripts/fontawesome.js" in page, "drop the block css of layout.html"
-    assert list(static.rglob("*.map")), "drop pages.drop_unused_files"
+    assert "searchindex.js" in page, "drop the block extrahead of layout.html"
+    assert "jb-print-docs-body" in page, "drop the block docs_body of layout.html"
+    for name in ("*.map", "*.po", "logo_*"):
+        assert list(static.rglob(name)), f"drop {name} in weight.drop_unused_files"
+    for name in ("design-tabs.js", "togglebutton.js", "togglebutton.css"):
+        assert f"/{name}" in page, f"drop {name} in weight.USED_WITH"
+    assert '<span class="n">' in page, "drop weight.Formatter"
+    assert '<span class="pre">' in page, "drop weight.depart_literal"
+    assert list((stock / "_images").glob("*.png")), "drop weight.rename_pictures"
+    sheets = sum(path.stat().st_size for path in static.rglob("*.css"))
+    assert sheets > 400_000, "drop weight.drop_unused_rules"
     assert 'rel="icon"' not in page, "drop the favicon in _config.yml"
     assert 'loading="lazy"' not in page, "drop that line of pages.visit_image"
     assert not re.search(r"<img[^>]* height=", page), "drop the sizes in pages.visit_image"
     fonts = sum(path.stat().st_size for path in static.rglob("*.woff2"))
-    assert fonts > 200_000, "drop pages.subset_icons"
+    assert fonts > 200_000, "drop weight.subset_icons"
 
 
 def test_cure_of_the_single_page_is_needed(tmp_path):
