@@ -29,12 +29,12 @@ formula("eq:neuron")(neuron)
 @formula("eq:local-rule")
 def _():
     h = draw(3)
-    o = torch.stack([h[0] * h[1], torch.sin(h[2]) * h[0]])
-    L = (o**2).sum()
+    u = torch.stack([h[0] * h[1], torch.sin(h[2]) * h[0]])
+    L = (u**2).sum()
     return {
         r"\frac{\partial L}{\partial h_i}": grad(L, h),
-        r"\frac{\partial L}{\partial o_j}": grad(L, o),
-        r"\frac{\partial o_j}{\partial h_i}": torch.stack([grad(each, h) for each in o]),
+        r"\frac{\partial L}{\partial u_j}": grad(L, u),
+        r"\frac{\partial u_j}{\partial h_i}": torch.stack([grad(each, h) for each in u]),
         "i": range(1, 4),
     }
 

@@ -133,13 +133,13 @@ def _():
 
 @formula("eq:initialisation")
 def _():
-    m, k = 784, 128
+    n_in, n_out = 784, 128
     # PyTorch draws from intervals of this half-width: a standard deviation times the root of 3.
-    weight = torch.empty(k, m, dtype=torch.float64)
+    weight = torch.empty(n_out, n_in, dtype=torch.float64)
     gain = torch.nn.init.calculate_gain("relu")
     fan_in, fan_out = torch.nn.init._calculate_fan_in_and_fan_out(weight)
     return {
-        "m": fan_in, "k": fan_out,
+        r"n_{\text{in}}": fan_in, r"n_{\text{out}}": fan_out,
         r"s_{\text{He}}": gain / fan_in**0.5,
         r"s_{\text{Xavier}}": (2 / (fan_in + fan_out)) ** 0.5,
     }  # fmt: skip
