@@ -5,7 +5,7 @@ from torch import nn
 
 from formulas import draw, formula, grad, leaf
 
-ETA, MU, LAMBDA = 0.3, 0.7, 1.9
+ETA, BETA, LAMBDA = 0.3, 0.7, 1.9
 
 
 def steps(momentum, zero):
@@ -29,21 +29,21 @@ def steps(momentum, zero):
 @formula("eq:never-zeroed")
 def _():
     g, a, theta = steps(0, zero=False)
-    return {"g": g, "a": a, r"\theta": theta, r"\eta": ETA, "k": range(2, 6)}
+    return {"g": g, "a": a, r"\theta": theta, r"\eta": ETA, "t": range(2, 6)}
 
 
 @formula("eq:momentum-one")
 def _():
-    for mu in (MU, 1.0):
-        g, v, theta = steps(mu, zero=True)
-        symbols = {r"\mu": mu, r"\eta": ETA, "k": range(2, 6)}
+    for beta in (BETA, 1.0):
+        g, v, theta = steps(beta, zero=True)
+        symbols = {r"\beta": beta, r"\eta": ETA, "t": range(2, 6)}
         yield {"g": g, "v": v, r"\theta": theta, **symbols}
 
 
 def map_of_one_step(state):
     """What one step of SGD with momentum makes of (θ, v) on λθ²/2."""
     theta, velocity = leaf(state[0].detach()), state[1].detach()
-    optimizer = torch.optim.SGD([theta], lr=ETA, momentum=MU)
+    optimizer = torch.optim.SGD([theta], lr=ETA, momentum=BETA)
     optimizer.state[theta]["momentum_buffer"] = velocity.clone()
     (0.5 * LAMBDA * theta**2).backward()
     optimizer.step()
@@ -56,7 +56,7 @@ def _():
     after = map_of_one_step(before)
     return {
         r"\theta": before[0], "v": before[1], r"\theta'": after[0], "v'": after[1],
-        r"\eta": ETA, r"\mu": MU, r"\lambda": LAMBDA,
+        r"\eta": ETA, r"\beta": BETA, r"\lambda": LAMBDA,
     }  # fmt: skip
 
 
@@ -64,7 +64,7 @@ def _():
 def _():
     columns = [map_of_one_step(unit) for unit in torch.eye(2, dtype=torch.float64)]
     determinant = torch.linalg.det(torch.stack(columns, dim=1))
-    return {r"\det M": determinant, r"\eta": ETA, r"\mu": MU, r"\lambda": LAMBDA}
+    return {r"\det M": determinant, r"\eta": ETA, r"\beta": BETA, r"\lambda": LAMBDA}
 
 
 @formula("eq:micro")
@@ -95,13 +95,13 @@ def _():
 @formula("eq:cosine-similarity")
 def _():
     g, other = draw(5), draw(5)
-    return {"g": g, "g'": other, "c": torch.cosine_similarity(g, other, dim=0)}
+    return {"g": g, "g'": other, r"\cos(g, g')": torch.cosine_similarity(g, other, dim=0)}
 
 
 @formula("eq:global-norm")
 def _():
     g = draw(3, 5)
-    return {"g": g, "G": nn.utils.get_total_norm(list(g.detach()))}
+    return {"g": g, r"\lVert g \rVert": nn.utils.get_total_norm(list(g.detach()))}
 
 
 @formula("eq:update-ratio")
