@@ -1,6 +1,6 @@
 """How does one walk back from a NaN, operation by operation?  Introduced in chapter 8.
 
-``nan_walk`` makes :class:`bpkit.frames.Frames` of a recording whose loss is NaN: what each
+``nan_walk`` makes :class:`~bpkit.interactive.Frames` of a recording whose loss is NaN: what each
 operation read, which of it is finite, and where to go next, until one has read no NaN.
 :func:`bpkit.find_nonfinite` finds the same place by itself; the two are compared here.
 """
@@ -12,8 +12,8 @@ from itertools import pairwise
 from torch import Tensor
 
 from bpkit import style
-from bpkit.frames import GRADIENT, Frame, Frames, arrow, svg, tag, text
 from bpkit.graph import named_tensors, unseen
+from bpkit.interactive.frames import GRADIENT, Frame, Frames, arrow, svg, tag, text
 from bpkit.nonfinite import Origin, explain
 from bpkit.record import Operation, Recording, Value
 
@@ -33,6 +33,13 @@ def nan_walk(recording: Recording, loss: Tensor) -> Frames:
 
     Raises:
         ValueError: the loss is not NaN, or the NaN came with the data or a weight.
+
+    >>> from bpkit import record
+    >>> x = torch.tensor([[1.0, 2.0], [0.0, 0.0]])
+    >>> with record() as recording:
+    ...     loss = (x / x.norm(dim=1, keepdim=True)).sum()
+    >>> len(nan_walk(recording, loss).frames)
+    3
     """
     if not loss.isnan().any():
         raise ValueError(f"the loss is {loss.item():.4g}, not NaN: there is nothing to walk back")

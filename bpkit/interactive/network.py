@@ -1,7 +1,7 @@
 """Which numbers meet in a two-layer network, on the way forward and back?  Introduced in chapter 3.
 
-``network_walk`` makes :class:`bpkit.frames.Frames` of the arrays that you have computed: one frame
-for each formula, with the numbers that go into it and one entry worked out. It computes each
+``network_walk`` makes :class:`~bpkit.interactive.Frames` of the arrays that you have computed: one
+frame for each formula, with the numbers that go into it and one entry worked out. It computes each
 formula once more and refuses arrays that do not obey it, so no formula can stand beside numbers
 that are not its own.
 """
@@ -16,8 +16,8 @@ from numpy.typing import ArrayLike
 
 from bpkit import style
 from bpkit.drawing import minus
-from bpkit.frames import GRADIENT, VALUE, Frame, Frames, arrow, svg, tag, text
 from bpkit.graph import show, times
+from bpkit.interactive.frames import GRADIENT, VALUE, Frame, Frames, arrow, svg, tag, text
 
 
 class Named(NamedTuple):
@@ -41,6 +41,12 @@ def network_walk(values: Mapping[str, ArrayLike], gradients: Mapping[str, ArrayL
 
     Raises:
         ValueError: an array is not what its formula makes of the others.
+
+    >>> v = dict(X=[[1]], T=[[1]], W1=[[1]], b1=[0], Z=[[1]], A=[[1]], W2=[[1]], b2=[0])
+    >>> v |= dict(S=[[1]], P=[[1]], L=0)  # one class: nothing to learn, so all gradients are 0
+    >>> g = dict(S=[[0]], A=[[0]], Z=[[0]], W1=[[0]], b1=[0], W2=[[0]], b2=[0])
+    >>> print(network_walk(v, g).frames[0].text.partition(".")[0])
+    Z = X W₁ + b₁, and b₁ is added to every row
     """
     v = {k: Named(_sub(k), np.asarray(a)) for k, a in values.items()}
     g = {k: Named(f"∂L/∂{_sub(k)}", np.asarray(a)) for k, a in gradients.items()}

@@ -1,8 +1,8 @@
 """What does a learning rate do on a parabola?  Introduced in chapter 6.
 
-``rate_slider`` makes :class:`bpkit.frames.Frames` of the paths that you have computed, one for each
-rate: the path on the parabola, and the factor by which each step multiplies the distance from the
-minimum.
+``rate_slider`` makes :class:`~bpkit.interactive.Frames` of the paths that you have computed, one
+for each rate: the path on the parabola, and the factor by which each step multiplies the distance
+from the minimum.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,18 @@ import numpy as np
 
 from bpkit import style
 from bpkit.drawing import minus
-from bpkit.frames import COLOURS, GRADIENT, INK, VALUE, Frame, Frames, line, svg, tag, text
+from bpkit.interactive.frames import (
+    COLOURS,
+    GRADIENT,
+    INK,
+    VALUE,
+    Frame,
+    Frames,
+    line,
+    svg,
+    tag,
+    text,
+)
 
 REACH = 1.75  # the largest |θ| that there is room for
 NONE = 1e-12  # rounding
@@ -27,6 +38,10 @@ def rate_slider(paths: Mapping[float, Sequence[float]], curvature: float, chosen
 
     Raises:
         ValueError: the limit or ``chosen`` is missing, or a path is not one of gradient descent.
+
+    >>> paths = {0.1: [1, 0.5, 0.25], 0.4: [1, -1, 1]}
+    >>> print(rate_slider(paths, curvature=5, chosen=0.1).frames[0].label)
+    0.1, it comes fast
     """
     rates, limit = list(paths), 2 / curvature
     for rate in (limit, chosen):

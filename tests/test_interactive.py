@@ -1,4 +1,4 @@
-"""bpkit.frames and the three drawings made with it: they refuse what is not so."""
+"""bpkit.interactive, its frames and the three drawings made with it: they refuse what is not so."""
 
 import re
 import xml.etree.ElementTree as ET
@@ -9,10 +9,8 @@ import torch
 from torch.nn import functional as F
 
 from bpkit import record
-from bpkit.frames import Frame, Frames, arrow, svg, text
-from bpkit.nan_walk import nan_walk
-from bpkit.network_walk import network_walk
-from bpkit.rate_slider import rate_slider
+from bpkit.interactive import nan_walk, network_walk, rate_slider
+from bpkit.interactive.frames import Frame, Frames, arrow, svg, text
 
 GRADIENTS = ("S", "A", "Z", "W1", "b1", "W2", "b2")
 
