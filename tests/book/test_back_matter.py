@@ -45,6 +45,19 @@ def test_notation(path):
     assert waiting <= found, f"repaired, take out of UNREPAIRED: {waiting - found}"
 
 
+def test_notation_numbers_the_chapters_as_the_contents_do():
+    contents = yaml.safe_load((ROOT / "_toc.yml").read_text(encoding="utf-8"))["parts"]
+    numbered = [page for part in contents if "numbered" in part for page in part["chapters"]]
+    numbers = {}
+    for i, chapter in enumerate(numbered, start=1):
+        numbers[chapter["file"].rsplit("/")[-1]] = str(i)
+        for k, section in enumerate(chapter.get("sections", []), start=1):
+            numbers[section["file"].rsplit("/")[-1]] = f"{i}.{k}"
+    links = set(re.findall(r"\{doc\}`([\d.]+) <([^>]+)>`", page("notation")))
+    assert links
+    report([f"{stem} is {numbers[stem]}" for label, stem in links if label != numbers[stem]])
+
+
 def test_names_in_code():
     notebooks = {path.stem: refresh.read(path) for path in NOTEBOOKS}
     problems = back_matter.names_in_code(page("notation"), notebooks)
