@@ -41,7 +41,7 @@ BREAKAGES = {
     ),
     "low contrast of code": (
         "</head>",
-        "<style>.highlight .nb { color: #bbb !important }</style></head>",
+        "<style>.highlight .k { color: #bbb !important }</style></head>",
         "axe color-contrast",
     ),
     "button without a name": ("</article>", "<button></button></article>", "axe button-name"),

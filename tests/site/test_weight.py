@@ -269,7 +269,7 @@ def shift(browser, base, name, width):
     return found
 
 
-HEAVY = ["chapters/05_training_loop.html", "chapters/06_optimizers.html", "chapters/01_graphs.html"]
+HEAVY = ["chapters/05_training_loop.html", "chapters/06_optimizers.html", "chapters/symptoms.html"]
 
 
 @pytest.mark.parametrize(("name", "width"), [(HEAVY[0], 1280), (HEAVY[1], 375), (HEAVY[2], 1280)])
