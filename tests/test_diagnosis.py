@@ -1,7 +1,7 @@
 """The diagnosis on programs with a known fault, on their repaired twins, and on healthy ones.
 
-Expected is what ``cases/results.json`` says. When this fails because the diagnosis got better or
-the programs are others, write it anew: ``python -m tests.cases.judge --write``.
+Expected is what ``bpkit/diagnosis/results.json`` says. When this fails because the diagnosis got
+better or the programs are others, write it anew: ``python -m tests.cases.judge --write``.
 """
 
 import ast

@@ -5,8 +5,8 @@
     python -m tests.cases.judge --write           # all, one seed each, into results.json
 
 Each program is built twice: once for ``checkup``, once for ``watch`` around its own loop. It is
-named if the root causes of either hold its slug. ``results.json`` is what the book's table and
-``test_diagnosis.py`` read.
+named if the root causes of either hold its slug. ``bpkit/diagnosis/results.json`` is what the
+book's table and ``test_diagnosis.py`` read.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from bpkit import checkup, watch
 from tests.cases import PROGRAMS, Program
 
 MODULES = ("data", "forward", "backward", "loops", "nonfinite", "reports", "sound")
-RESULTS = Path(__file__).with_name("results.json")
+RESULTS = Path(__file__).parents[2] / "bpkit" / "diagnosis" / "results.json"
 
 
 def programs() -> dict[str, Program]:
