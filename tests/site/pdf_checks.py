@@ -6,6 +6,7 @@ pages what has to be in the PDF, by other means than the tool that makes it.
 
 import html
 import re
+import unicodedata
 from collections import Counter
 from dataclasses import dataclass, field
 from urllib.parse import unquote
@@ -28,7 +29,7 @@ def text_of(markup):
 
 def bare(text):
     """Letters and digits alone: a PDF breaks lines and words, and sets ligatures, as it likes."""
-    return re.sub(r"\W+", "", text.replace("ﬁ", "fi").replace("ﬂ", "fl"))
+    return re.sub(r"\W+", "", unicodedata.normalize("NFKC", text))
 
 
 @dataclass
@@ -240,9 +241,8 @@ def sideways(book, _):
     for k, page in enumerate(book.seen, 1):
         edge = page.get_width() - MARGIN
         for thing in page.get_objects(filter=[pdfium.FPDF_PAGEOBJ_TEXT, pdfium.FPDF_PAGEOBJ_IMAGE]):
-            if thing.get_bounds()[2] > edge:
-                problems.append(
-                    f"page {k}: something reaches {thing.get_bounds()[2] - edge:.0f} pt into the margin"
-                )
+            excess = thing.get_bounds()[2] - edge
+            if excess > 0:
+                problems.append(f"page {k}: something reaches {excess:.0f} pt into the margin")
                 break
     return problems
