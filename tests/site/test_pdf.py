@@ -10,6 +10,7 @@ import shutil
 import pytest
 
 import pdf_checks as checks
+import site_checks
 from site_checks import ROOT
 
 TITLE = "Follow the Gradient"
@@ -134,3 +135,50 @@ def test_broken(browser, small, source, expected, tmp_path, old, new, said):
     except ValueError as error:
         found = [str(error)]
     assert [problem for problem in found if said in problem], found
+
+
+def paper(page):
+    """What a page printed from the dark screen still shows of the screen."""
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    page.emulate_media(media="print")
+    return page.evaluate("""() => {
+        const problems = [];
+        const light = colour => {
+            const [r, g, b, a = 1] = colour.match(/[\\d.]+/g).map(Number);
+            return a === 0 ? null : (0.299 * r + 0.587 * g + 0.114 * b) / 255;
+        };
+        const article = document.querySelector("article");
+        for (const e of document.querySelectorAll("body *")) {
+            const text = [...e.childNodes].some(n => n.nodeType === 3 && n.data.trim());
+            const control = e.matches("button, input, nav, aside, footer, .headerlink");
+            if (!text && !control || !e.checkVisibility() || !e.getClientRects().length) continue;
+            if (control || !article.contains(e))
+                problems.push(`${e.tagName} ${e.className} is printed`);
+            else if (light(getComputedStyle(e).color) > 0.6)
+                problems.push(`pale: ${e.tagName} ${e.textContent.slice(0, 20)}`);
+            const ground = light(getComputedStyle(e).backgroundColor);
+            if (ground !== null && ground < 0.8) problems.push(`dark ground: ${e.className}`);
+        }
+        if (!(light(getComputedStyle(document.body).backgroundColor) > 0.99))
+            problems.push("the paper is not white");
+        return problems;
+    }""")
+
+
+def test_page_printed_from_the_dark_screen(browser, small):
+    """White paper, dark ink, the article and nothing around it; the screen is as before."""
+    name = "chapters/01_one.html"
+    with site_checks.opened(browser, f"{small.as_uri()}/", name, scheme="dark") as (page, _):
+        assert page.evaluate("document.documentElement.dataset.theme") == "dark"
+        assert paper(page) == []
+        page.evaluate("dispatchEvent(new Event('afterprint'))")
+        assert page.evaluate("document.documentElement.dataset.theme") == "dark"
+
+
+@pytest.mark.parametrize("lost", ["print.css", "print.js"])
+def test_paper_needs_it(browser, small, tmp_path, lost):
+    shutil.copytree(small, tmp_path / "html", ignore=shutil.ignore_patterns("locales", "_sources"))
+    (tmp_path / "html" / "_static" / lost).write_text("", encoding="utf-8")
+    base, name = f"{(tmp_path / 'html').as_uri()}/", "chapters/01_one.html"
+    with site_checks.opened(browser, base, name, scheme="dark") as (page, _):
+        assert paper(page) != []

@@ -42,6 +42,17 @@
     }
     for (const heading of source.querySelectorAll("h1, h2, h3, h4, h5, h6"))
       heading.ariaLevel = Math.min(6, Number(heading.tagName[1]) + page.depth - 1);
+    // A link to a section has to lead to its heading, which can stand a page after the section's
+    // own beginning: a heading goes with what follows it.
+    for (const inner of source.querySelectorAll("section[id]")) {
+      const heading = inner.querySelector(":scope > :is(h1, h2, h3, h4, h5, h6)");
+      if (!heading) continue;
+      for (const label of inner.querySelectorAll(":scope > span[id]:empty"))
+        if (label.compareDocumentPosition(heading) & Node.DOCUMENT_POSITION_FOLLOWING)
+          heading.prepend(label);
+      heading.id = inner.id;
+      inner.removeAttribute("id");
+    }
     const section = make("section", { id: short(page.name), class: "page" });
     section.append(...source.childNodes);
     return section;
@@ -132,7 +143,7 @@
     }
     entry(short(page.name), page.depth, words(title));
     for (const heading of section.querySelectorAll("h2"))
-      entry(heading.closest("section[id]").id, page.depth + 1, words(heading));
+      entry(heading.id, page.depth + 1, words(heading));
     book.append(section);
     // A running head for each chapter: a page of its own name.
     const name = `p${names.length}`;
