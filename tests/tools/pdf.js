@@ -42,6 +42,16 @@
     }
     for (const heading of source.querySelectorAll("h1, h2, h3, h4, h5, h6"))
       heading.ariaLevel = Math.min(6, Number(heading.tagName[1]) + page.depth - 1);
+    // Chromium breaks a line between a formula and the comma after it.
+    for (const formula of source.querySelectorAll("span.math")) {
+      const rest = formula.nextSibling;
+      const mark = rest?.nodeType === Node.TEXT_NODE && rest.data.match(/^[.,;:?!)’”]+/)?.[0];
+      if (!mark) continue;
+      rest.data = rest.data.slice(mark.length);
+      const together = make("span", { style: "white-space: nowrap" });
+      formula.replaceWith(together);
+      together.append(formula, mark);
+    }
     // A link to a section has to lead to its heading, which can stand a page after the section's
     // own beginning: a heading goes with what follows it.
     for (const inner of source.querySelectorAll("section[id]")) {
