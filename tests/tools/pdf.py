@@ -33,6 +33,7 @@ BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stab
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-sync"]
 SUBJECT = "Executable lessons on computation graphs, backpropagation and gradient debugging"
 PRINTABLE = round((210 - 2 * 22) / 25.4 * 96)  # CSS pixels between the margins of pdf.css
+LINKS_ONLY = "article * { visibility: hidden } article a, article a * { visibility: visible }"
 FORMULA = "formula: "  # marks the alt texts that are LaTeX, see pdf.js
 
 
@@ -203,7 +204,10 @@ def make(browser, html=HTML, path=PDF, root=ROOT):
     try:
         join(page, html, root)
         wide = overflow(page)
+        # The first time only the places of the links matter, and painting nothing else is faster.
+        unseen = page.add_style_tag(content=LINKS_ONLY)
         print_pdf(page, raw)
+        unseen.evaluate("style => style.remove()")
         number_pages(page, raw)
         print_pdf(page, raw, tagged=True, outline=True)
         finish(raw, path, headings(page), author)
