@@ -83,7 +83,7 @@ def _norm(ax: Axes, data: dict, baseline: dict | None) -> str:
         ax.axhspan(low, high, color=SKY, alpha=0.3, lw=0)
         ends.append((step, np.full(len(step), (low * high) ** 0.5), "baseline, 5–95 %", MUTED))
         outside = np.mean((norm < low) | (norm > high))
-        title += f": {outside:.0%} of the steps outside the baseline's band"
+        title = f"Norm: {outside:.0%} of steps outside the baseline's band"
     elif not clipped.any():
         known = norm[np.isfinite(norm)]
         if len(known):
