@@ -9,10 +9,11 @@ import functools
 import re
 from pathlib import Path
 
+import numpy as np
 import tinycss2
 from docutils import nodes
 from fontTools import subset
-from PIL import Image, ImageChops
+from PIL import Image
 from pygments.formatters import HtmlFormatter
 from pygments.styles import get_style_by_name
 from pygments.token import STANDARD_TYPES
@@ -31,7 +32,8 @@ USED_WITH = {
 }
 # Bootstrap's script names the classes of all its components; these are the ones the theme uses.
 BOOTSTRAP = re.compile(r"(bs-)?(tooltip|dropdown)|(show|fade|collaps)")
-INVISIBLE = 12  # of 255: more than this no pixel of a picture may change
+# How much a picture may change, in steps of 255: a pixel, and the root mean square of all pixels.
+PIXEL, AREA = 12, 1
 
 
 # Code: the lexer tells a name from a parenthesis, most styles paint both alike.
@@ -224,13 +226,19 @@ def few_colours(picture):
     if picture.mode == "RGBA" and picture.getchannel("A").getextrema()[0] < 255:
         return picture.copy()
     full = picture.convert("RGB")
-    for colours in (64, 128, 256):
-        reduced = full.quantize(colours, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
-        reduced = reduced.convert("RGB")
-        changes = ImageChops.difference(full, reduced).getextrema()
-        if max(most for _, most in changes) <= INVISIBLE:
+    for colours in (128, 256):
+        reduced = full.quantize(
+            colours, Image.Quantize.MAXCOVERAGE, kmeans=2, dither=Image.Dither.NONE
+        ).convert("RGB")
+        if looks_like(reduced, full):
             return reduced
     return full
+
+
+def looks_like(reduced, full):
+    """No pixel changes much, and a whole area, which the eye compares with the next, hardly."""
+    change = np.abs(np.asarray(reduced, dtype=float) - np.asarray(full, dtype=float)).max(axis=2)
+    return change.max() <= PIXEL and (change**2).mean() <= AREA**2
 
 
 def setup(app):
