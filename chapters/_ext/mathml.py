@@ -94,6 +94,9 @@ def _repair(element):
         for child in (children[0], children[-1]):
             if child.tag == "mo" and child.text in ("|", "‖") and "minsize" not in child.attrib:
                 child.set("stretchy", "false")
+    # The smallest root sign is made for digits: over a low letter it would hang below the line.
+    if element.tag == "msqrt" and not any(e.tag in TALL for c in children for e in c.iter()):
+        ET.SubElement(element, "mspace", height="0.8em")
     # Combining characters are drawn beside their base; math_core uses the low line for both bars.
     if element.tag in ("mover", "munder") and len(children) == 2:
         mark = children[1].text

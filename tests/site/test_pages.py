@@ -72,6 +72,12 @@ def test_double_bars_stay_low_around_low_content():
     assert 'stretchy="false"' not in high
 
 
+def test_root_signs_stand_on_the_line():
+    strut = '<mspace height="0.8em"></mspace></msqrt>'
+    assert strut in mathml.to_mathml(r"2\sqrt{x}", annotate=False)
+    assert strut not in mathml.to_mathml(r"\sqrt{\frac{2}{n}}", annotate=False)
+
+
 def test_characters_of_a_page():
     page = "<p>z</p><math><mi>x</mi><mo>&lt;</mo><annotation>q</annotation></math>"
     assert mathml.characters(page) == {ord(c) for c in "√x𝑥<"}
