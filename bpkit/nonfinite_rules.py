@@ -204,7 +204,7 @@ mul | 0 times inf | nan-forward-zero-times-inf
 torch.where(mask, x, 0.0) instead of mask * x; torch.xlogy(p, p) for p * log(p)
 cross_entropy nll_loss | ignored | all-targets-ignored
 No target of this batch counts: the mean over nothing is 0/0.
-F.cross_entropy(x, y, reduction="sum") / (y != -100).sum().clamp(min=1); or skip the batch
+F.cross_entropy(x, y, reduction="sum") / (y != ignore_index).sum().clamp(min=1); or skip the batch
 cross_entropy nll_loss | inf out | nan-backward
 The right class has score −∞, that is probability 0: its loss is ∞.
 do not mask the class that is the target, or leave such rows out

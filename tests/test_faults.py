@@ -22,7 +22,7 @@ from bpkit.diagnosis.faults import FAULTS, LAYERS, SYMPTOMS, for_error, load, lo
 
 SLUGS = {
     "data": """nan-input constant-labels all-zero-input unscaled-input all-targets-ignored
-        label-misaligned batchnorm-single-sample""",
+        label-misaligned batchnorm-single-sample batchnorm-statistics""",
     "forward": """nan-forward-masked-softmax nan-forward-zero-times-inf nan-forward log-zero
         log-negative std-single-element div-zero-norm fp16-overflow saturated-activation dead-relu
         symmetric-init initial-loss-off double-softmax double-sigmoid nll-on-logits
@@ -914,6 +914,13 @@ def test_symptoms_are_sentences(name):
     assert name not in FAULTS, "both are anchors on one page"
     assert symptom.title[-1] not in ".?!"
     assert symptom.first[-1] == "."
+    others = {other.title for other in SYMPTOMS.values()} - {symptom.title}
+    assert set(re.findall("“(.+?)”", symptom.first)) <= others, "the page makes links of these"
+
+
+def test_the_losses_of_guessing_are_named():
+    title = SYMPTOMS["stuck-at-chance"].title
+    assert title.endswith(", ".join(f"{math.log(classes):.3f}" for classes in (2, 10, 1000)))
 
 
 SYMPTOM = """

@@ -6,6 +6,7 @@ All texts come from ``bpkit/diagnosis``, as those of the reports and of the fail
 """
 
 import json
+import re
 from importlib import resources
 
 from docutils import nodes
@@ -41,25 +42,29 @@ class Catalogue(SphinxDirective):
         return self.listing()
 
     def inline(self, text):
-        """MyST inline markup: code, links."""
-        return [
+        """MyST inline markup: code, links; the name of a fault is a link to its card."""
+        children = [
             child
             for node in self.parse_text_to_nodes(text)
             for child in (node.children if isinstance(node, nodes.paragraph) else [node])
         ]
+        named = self.faults.FAULTS
+        return [self.reference(c.astext(), c) if c.astext() in named else c for c in children]
 
     def paragraph(self, text, head=""):
         start = [nodes.strong("", f"{head}."), nodes.Text(" ")] if head else []
         return nodes.paragraph("", "", *start, *self.inline(text))
 
     def link(self, slug):
-        """A cross-reference to the card, its title as text; Sphinx warns if there is no card."""
-        title = self.faults.FAULTS[slug].title
-        reference = addnodes.pending_xref(
-            "", nodes.inline("", "", *self.inline(title)), refdomain="std", reftype="ref",
+        """A cross-reference to the card, its title as text."""
+        return self.reference(slug, *self.inline(self.faults.FAULTS[slug].title))
+
+    def reference(self, slug, *content):
+        """A cross-reference to the card; Sphinx warns if there is none."""
+        return addnodes.pending_xref(
+            "", nodes.inline("", "", *content), refdomain="std", reftype="ref",
             reftarget=slug, refexplicit=True, refwarn=True, refdoc=self.env.docname,
         )  # fmt: skip
-        return reference
 
     def candidates(self, slugs):
         """The faults in the order given, each with the measurement that decides."""
@@ -120,14 +125,28 @@ class Seen(Catalogue):
 
     def listing(self):
         overview, sections = nodes.bullet_list(classes=["overview"]), []
+        self.names = {s.title: s.name for s in self.faults.SYMPTOMS.values()}
         for symptom in self.faults.SYMPTOMS.values():
-            jump = nodes.reference("", "", *self.inline(symptom.title), refid=symptom.name)
-            overview += nodes.list_item("", nodes.paragraph("", "", jump))
+            overview += nodes.list_item("", nodes.paragraph("", "", self.jump(symptom.title)))
             section = self.section(symptom.name, symptom.title)
-            section += self.paragraph(symptom.first, "Measure first")
+            head = nodes.strong("", "Measure first.")
+            section += nodes.paragraph("", "", head, nodes.Text(" "), *self.linked(symptom.first))
             section += self.candidates(symptom.faults)
             sections.append(section)
         return [overview, *sections]
+
+    def jump(self, title):
+        return nodes.reference("", "", *self.inline(title), refid=self.names[title])
+
+    def linked(self, text):
+        """Inline markup, in which “the title of another entry” is a link to it."""
+        pieces = re.split("“(.+?)”", text)
+        for k, piece in enumerate(pieces):
+            if k % 2:
+                yield from (nodes.Text("“"), self.jump(piece), nodes.Text("”"))
+            else:
+                before, after = (" " if end.isspace() else "" for end in (piece[:1], piece[-1:]))
+                yield from (nodes.Text(before), *self.inline(piece), nodes.Text(after))
 
 
 class Cards(Catalogue):

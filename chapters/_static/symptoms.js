@@ -43,11 +43,15 @@
     if (!text.trim()) return;
     const found = lookUp(text);
     const head = document.createElement("p");
-    head.textContent = found.length
-      ? `${found.length === 1 ? "One fault" : `${found.length} faults`} can be behind it:`
-      : "No fault of the catalogue raises this. Look for what you see, further down.";
     result.append(head);
-    if (!found.length) return;
+    if (!found.length) {
+      const further = document.createElement("a");
+      further.href = "#what-you-see";
+      further.textContent = "what you see";
+      head.append("No fault of the catalogue raises this. Look for ", further, ", further down.");
+      return;
+    }
+    head.textContent = `${found.length === 1 ? "One fault" : `${found.length} faults`} can be behind it:`;
     const list = document.createElement("ol");
     for (const { slug, title, link } of found) {
       const item = document.createElement("li");

@@ -40,12 +40,19 @@ def index(book):
 def test_a_symptom_lists_its_faults_in_order(index, name):
     shown = section(index, name)
     symptom = SYMPTOMS[name]
-    links = re.findall(r'href="([^"#]*)#([\w-]+)"', shown.partition("<ol")[2])
+    first, _, listed = shown.partition("<ol")
+    links = re.findall(r'<li>\s*<p><a\b[^>]*href="([^"#]*)#([\w-]+)"', listed)
     expected = [(f"{FAULTS[slug].page}.html", slug) for slug in symptom.faults]
     assert [(page or "symptoms.html", anchor) for page, anchor in links] == expected
     text = squeezed(text_of(shown))
     for said in (symptom.title, symptom.first, *(FAULTS[s].decides for s in symptom.faults)):
         assert squeezed(said) in text
+    names = {other.title: other.name for other in SYMPTOMS.values()}
+    for title in re.findall("“(.+?)”", symptom.first):
+        assert f'href="#{names[title]}"' in first
+    for slug in symptom.faults:
+        for named in set(re.findall("`([^`]+)`", FAULTS[slug].decides)) & set(FAULTS):
+            assert f'href="{FAULTS[named].page}.html#{named}"' in listed
 
 
 def test_all_faults_stand_below_their_layers(index):
@@ -85,8 +92,10 @@ def test_a_pasted_message_finds_the_faults_that_bpkit_finds(book, browser, schem
                 hrefs = found.evaluate_all("a => a.map(each => each.getAttribute('href'))")
                 assert hrefs == [f"{FAULTS[s].page}.html#{FAULTS[s].anchor}" for s in slugs]
             area.fill("RuntimeError: something that no fault of the catalogue says <b>here</b>")
-            assert found.count() == 0
+            assert page.locator(".message-found ol").count() == 0
             assert "No fault of the catalogue" in page.locator(".message-found").inner_text()
+            page.locator(".message-found a").click()
+            assert page.url.endswith("#what-you-see")
             area.fill("")
             assert page.locator(".message-found").inner_text() == ""
             assert problems == []
