@@ -197,7 +197,7 @@ WHEN: dict[str, Callable[[Case], bool]] = {
 # A slug of the backward pass becomes nan-forward where the value itself goes wrong.
 TABLE = """
 softmax log_softmax logsumexp cross_entropy | masked | nan-forward-masked-softmax
-Every score of a row is −∞: the softmax has nothing to share out, and 0/0 is NaN.
+Every score of a row is −∞: the softmax has nothing to share out, and −∞ − (−∞) is NaN.
 leave one entry unmasked: mask = mask & ~mask.all(-1, keepdim=True); or drop such rows
 mul | 0 times inf | nan-forward-zero-times-inf
 0 · ∞ is NaN: multiplying by 0 does not discard what stands beside it.
