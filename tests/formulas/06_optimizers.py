@@ -194,16 +194,17 @@ def _():
 @formula("eq:lion")
 def _():
     # Chen et al. (2023), algorithm 2, in their order and with their names.
-    theta, m, thetas, ms = 0.0, 0.0, [], []
+    theta, m, mixed, thetas, ms = 0.0, 0.0, [], [], []
     gradients = [1.0, -0.095, 0.3, -2.0]  # the second sign depends on the smaller of the betas
     for g in gradients:
         c = 0.9 * m + (1 - 0.9) * g
         theta = theta - 0.1 * math.copysign(1, c)
         m = 0.99 * m + (1 - 0.99) * g
+        mixed.append(c)
         thetas.append(theta)
         ms.append(m)
     return {
-        r"\theta": thetas, "m": ms, "g": gradients, r"\beta_1": 0.9, r"\beta_2": 0.99,
+        r"\theta": thetas, "v": mixed, "m": ms, "g": gradients, r"\beta_1": 0.9, r"\beta_2": 0.99,
         r"\eta": 0.1, r"\operatorname{sign}": torch.sign, "t": range(2, 5),
     }  # fmt: skip
 
@@ -263,4 +264,6 @@ def _():
     d = [0.3, 0.1, 0.25, -0.1, 0.2]
     mean, deviation = sum(d) / 5, torch.tensor(d, dtype=torch.float64).std()
     low, high = stats.t.interval(0.95, 4, loc=mean, scale=deviation / math.sqrt(5))
-    return {"h": (high - low) / 2, "t": stats.t.ppf(0.975, 4), "s": deviation, "n": 5}
+    return {
+        "h": (high - low) / 2, "t_{n-1}": stats.t.ppf(0.975, 4), "s_d": deviation, "n": 5,
+    }  # fmt: skip

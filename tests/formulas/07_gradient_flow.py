@@ -178,7 +178,7 @@ def _():
     L = torch.sin(after).sum()
     return {
         r"\frac{\partial L}{\partial h_{t-1}}": grad(L, before),
-        r"\frac{\partial L}{\partial a_t}": grad(L, inside),
+        r"\frac{\partial L}{\partial z_t}": grad(L, inside),
         r"\frac{\partial L}{\partial h_t}": grad(L, after),
         "h_t": after, "W": W,
     }  # fmt: skip
