@@ -1,4 +1,4 @@
-"""What does an optimizer do to a gradient?  Introduced in chapter 6, which shows this source.
+"""What does an optimizer do to a gradient?  Introduced in chapter 6.
 
 Each class is as short as its derivation: its ``update`` changes a parameter p in place, given the
 gradient g and a dictionary with what is remembered from step to step. All but Lion, which PyTorch
