@@ -21,7 +21,7 @@ def page(name):
 
 
 # Two meanings on one page; the notation page says why.
-TWICE = {"07_gradient_flow": {"c", "g"}, "09c_sequences": {"a", "n"}}
+TWICE = {"07_gradient_flow": {"c", "g"}}
 
 
 # Chapters that still use another letter than the page says; to be emptied.
@@ -30,9 +30,6 @@ UNREPAIRED = {
     "03_two_layer": {"n_in", "n_out"},
     "05_training_loop": {"G", r"\mu", r"\beta"},
     "07_gradient_flow": {"a"},
-    "09_large_models": {"L"},
-    "09a_precision": {"Y", "d", "D", "H", "T"},
-    "09c_sequences": {"D", "H", "d"},
 }
 
 
@@ -108,14 +105,14 @@ OTHER_SENSE = {
 
 # Terms whose first page has no link yet; to be emptied.
 UNLINKED = {
-    "activation", "Adam", "adapter", "attention", "autocast", "backpropagation", "backward pass",
+    "activation", "Adam", "adapter", "attention", "backpropagation", "backward pass",
     "batch", "batch normalization", "broadcasting", "buffer", "complex step", "cross-entropy",
     "dead unit", "detach", "dropout", "embedding", "epoch", "evaluation mode", "fan-out",
     "float16", "forward pass", "gradient checkpointing", "gradient descent", "gradient mode",
     "Hessian-vector product", "in-place operation", "initialisation", "kink", "learning rate",
-    "local factor", "LoRA", "loss", "LSTM", "master weights", "mixed precision", "NaN", "node",
+    "local factor", "loss", "LSTM", "mixed precision", "NaN", "node",
     "one-hot", "optimizer state", "overflow", "padding", "parameter", "rank", "relative error",
-    "reverse mode", "root mean square", "rounding", "schedule", "shard", "tied weights", "token",
+    "reverse mode", "root mean square", "rounding", "schedule", "tied weights", "token",
     "tracked", "underflow", "view", "weight decay",
 }  # fmt: skip
 

@@ -37,12 +37,12 @@ def number(model):
 
 @formula("eq:parameter-count")
 def _():
-    return {"P": number(network()), "d": SIZES, "L": 3}
+    return {"P": number(network()), "d": SIZES, "n": 3}
 
 
 @formula("eq:mlp-activations")
 def _():
-    return {"A": saved_bytes(loss_fn, network(), batch()).bytes, "N": ROWS, "d": SIZES, "L": 3}
+    return {"A": saved_bytes(loss_fn, network(), batch()).bytes, "N": ROWS, "d": SIZES, "n": 3}
 
 
 @formula("eq:bill")
@@ -117,13 +117,13 @@ def units(k, each=1, depth=12):
 @formula("eq:segments")
 def _():
     for k in (1, 3, 4, 12):
-        yield {"M": lambda k: units(int(k)), "k": k, "L": 12}
+        yield {"M": lambda k: units(int(k)), "k": k, "n": 12}
 
 
 @formula("eq:wide-segments")
 def _():
     for k in (1, 3, 4, 12):
-        yield {"M": lambda k: units(int(k), each=3), "k": k, "a": 3, "L": 12}
+        yield {"M": lambda k: units(int(k), each=3), "k": k, "a": 3, "n": 12}
 
 
 def best(depth, each=1):
@@ -137,9 +137,9 @@ def best(depth, each=1):
 def _():
     for depth in (16, 64):
         k, lowest = best(depth)
-        yield {"k": k, "L": depth, "M": lambda _, lowest=lowest: lowest}
+        yield {"k": k, "n": depth, "M": lambda _, lowest=lowest: lowest}
 
 
 @formula("eq:wide-best")
 def _():
-    yield {"k": best(36, 4)[0], "a": 4, "L": 36}
+    yield {"k": best(36, 4)[0], "a": 4, "n": 36}

@@ -44,7 +44,7 @@ def _():
     Z, y = draw(5, 3).requires_grad_(), torch.tensor([0, 2, 1, 1, 0])
     return {
         "G": grad(F.cross_entropy(Z, y), Z), "P": torch.softmax(Z, dim=1),
-        "Y": F.one_hot(y, 3), "N": 5,
+        "T": F.one_hot(y, 3), "N": 5,
     }  # fmt: skip
 
 
@@ -85,10 +85,10 @@ def _():
 @formula("eq:precision-break-even")
 def _():
     # Where the bytes counted in the notebook, as functions of N, meet.
-    for d, a, w in ((64, 1024, 267264), (10, 300, 4000)):
-        plain, cast = np.array([4 * a, 0]), np.array([2 * (a + d), 2 * w])
+    for D, H, w in ((64, 1024, 267264), (10, 300, 4000)):
+        plain, cast = np.array([4 * H, 0]), np.array([2 * (H + D), 2 * w])
         slope, start = plain - cast
-        yield {"N": -start / slope, "w": w, "a": a, "d": d}
+        yield {"N": -start / slope, "w": w, "H": H, "D": D}
 
 
 @formula("eq:precision-code")

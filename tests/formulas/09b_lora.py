@@ -10,9 +10,9 @@ from formulas import draw, formula, grad
 
 def layer():
     """A linear layer with an adapter, through PyTorch's own operations."""
-    N, D, M, r, alpha = 5, 7, 3, 2, 3.0
-    base, x = nn.Linear(D, M, dtype=torch.float64), draw(N, D).requires_grad_()
-    A, B = draw(D, r).requires_grad_(), draw(r, M).requires_grad_()
+    N, D, H, r, alpha = 5, 7, 3, 2, 3.0
+    base, x = nn.Linear(D, H, dtype=torch.float64), draw(N, D).requires_grad_()
+    A, B = draw(D, r).requires_grad_(), draw(r, H).requires_grad_()
     Z = base(x) + (alpha / r) * nn.functional.linear(nn.functional.linear(x, A.T), B.T)
     L = torch.sin(Z).sum()
     symbols = {

@@ -69,11 +69,11 @@ def _():
         yield {
             r"F_{\text{without}}": generated(T, False)[0],
             r"F_{\text{with}}": generated(T, True)[0],
-            "c": 2 * 4 * 12, "a": 2 * 2 * 4, "T": T,
+            "c_1": 2 * 4 * 12, "c_2": 2 * 2 * 4, "T": T,
         }  # fmt: skip
 
 
 @formula("eq:seq-cache")
 def _():
     for T in (1, 5):
-        yield {"M": 2 * generated(T, True)[1], "D": 2, "T": T, "H": 4, "b": 8}
+        yield {"M": generated(T, True)[1], "T": T, "d": 4, "b": 8}
