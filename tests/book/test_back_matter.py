@@ -24,22 +24,10 @@ def page(name):
 TWICE = {"07_gradient_flow": {"c", "g"}}
 
 
-# Chapters that still use another letter than the page says; to be emptied.
-UNREPAIRED = {
-    "02_chain_rule": {"o", "v"},
-    "03_two_layer": {"n_in", "n_out"},
-    "05_training_loop": {"G", r"\mu", r"\beta"},
-    "07_gradient_flow": {"a"},
-}
-
-
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_notation(path):
-    nb, waiting = refresh.read(path), UNREPAIRED.get(path.stem, set())
-    problems = back_matter.notation(page("notation"), path.stem, nb, TWICE.get(path.stem, ()))
-    found = {problem.partition(":")[0] for problem in problems}
-    report([problem for problem in problems if problem.partition(":")[0] not in waiting])
-    assert waiting <= found, f"repaired, take out of UNREPAIRED: {waiting - found}"
+    twice = TWICE.get(path.stem, ())
+    report(back_matter.notation(page("notation"), path.stem, refresh.read(path), twice))
 
 
 def test_notation_numbers_the_chapters_as_the_contents_do():
@@ -103,20 +91,6 @@ OTHER_SENSE = {
 }
 
 
-# Terms whose first page has no link yet; to be emptied.
-UNLINKED = {
-    "activation", "Adam", "adapter", "attention", "backpropagation", "backward pass",
-    "batch", "batch normalization", "broadcasting", "buffer", "complex step", "cross-entropy",
-    "dead unit", "detach", "dropout", "embedding", "epoch", "evaluation mode", "fan-out",
-    "float16", "forward pass", "gradient checkpointing", "gradient descent", "gradient mode",
-    "Hessian-vector product", "in-place operation", "initialisation", "kink", "learning rate",
-    "local factor", "loss", "LSTM", "mixed precision", "NaN", "node",
-    "one-hot", "optimizer state", "overflow", "padding", "parameter", "rank", "relative error",
-    "reverse mode", "root mean square", "rounding", "schedule", "tied weights", "token",
-    "tracked", "underflow", "view", "weight decay",
-}  # fmt: skip
-
-
 def test_the_first_page_that_uses_a_term_links_it():
     notebooks = {stem: refresh.read(CHAPTERS / f"{stem}.ipynb") for stem in READING_ORDER}
     links = {
@@ -124,7 +98,7 @@ def test_the_first_page_that_uses_a_term_links_it():
         for stem, nb in notebooks.items()
     }
     prose = {stem: back_matter.prose(nb) for stem, nb in notebooks.items()}
-    problems, missing = [], set()
+    problems = []
     for terms in glossary_entries():
         forms = [FORMS.get(term, back_matter.form(term)) for term in terms]
         other = {stem for term, stem in OTHER_SENSE if term in terms}
@@ -132,11 +106,8 @@ def test_the_first_page_that_uses_a_term_links_it():
         if use is None:
             problems.append(f"{terms[0]}: no page uses it: remove it, or give its form in FORMS")
         elif not links[use[0]] & {term.lower() for term in terms}:
-            missing.add(terms[0])
-            if terms[0] not in UNLINKED:
-                problems.append(f"{terms[0]}: {use[0]} uses it first, in {use[1]}, without a link")
+            problems.append(f"{terms[0]}: {use[0]} uses it first, in {use[1]}, without a link")
     report(problems)
-    assert missing >= UNLINKED, f"linked now, take out of UNLINKED: {UNLINKED - missing}"
 
 
 def test_numbers_of_the_claims_page_are_shown():
