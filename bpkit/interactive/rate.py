@@ -113,7 +113,8 @@ def _parabola(paths: Mapping[float, Sequence[float]], curvature: float, start: i
     def points(thetas):
         return [f"{t + 0.0:.3g} {curvature / 2 * t * t:.4g}" for t in thetas]
 
-    curve = "M" + "L".join(points(np.linspace(-REACH, REACH, 71)))
+    ends = points([-REACH, REACH])
+    curve = f"M{ends[0]}Q0 {-top:.4g} {ends[1]}"  # a quadratic Bézier curve is a parabola
     lines, dots, words = [], [], []
     for number, path in enumerate(paths.values(), 1):
         inside = [t for t in path if abs(t) <= REACH]

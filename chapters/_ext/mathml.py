@@ -26,6 +26,8 @@ from sphinx.util.math import get_node_equation_number
 logger = logging.getLogger(__name__)
 
 MACROS = {r"\RR": r"\mathbb{R}"}
+# A letter or a number says what it is; LaTeX beside it would say the same in ninety bytes.
+PLAIN = re.compile(r"\\?[A-Za-z]+|[\d.]+")
 FONT = Path(find_spec("ziamath").origin).parent / "fonts" / "STIXTwoMath-Regular.ttf"
 # Sphinx numbers an equation once, on the right, so numbered environments become their inner forms.
 INNER = {
@@ -60,7 +62,7 @@ def to_mathml(tex, macros=MappingProxyType({}), display=False, annotate=True):
     math = ET.fromstring(re.sub(r"&(?!amp;|lt;|gt;)\w+;", lambda m: html.unescape(m[0]), text))
     for element in math.iter():
         _repair(element)
-    if annotate:
+    if annotate and not PLAIN.fullmatch(tex.strip()):
         row = ET.Element("mrow")
         row.extend(list(math))
         for child in list(math):

@@ -226,7 +226,7 @@ def few_colours(picture):
     if picture.mode == "RGBA" and picture.getchannel("A").getextrema()[0] < 255:
         return picture.copy()
     full = picture.convert("RGB")
-    for colours in (128, 256):
+    for colours in (64, 96, 128, 192, 256):
         reduced = full.quantize(
             colours, Image.Quantize.MAXCOVERAGE, kmeans=2, dither=Image.Dither.NONE
         ).convert("RGB")
