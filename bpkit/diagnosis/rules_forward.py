@@ -640,7 +640,7 @@ def symmetric_init(evidence) -> Iterator[Finding]:
 
 
 def initial_loss_off(evidence) -> Iterator[Finding]:
-    """A classifier that knows nothing has the loss ln C. Healthy models start within 6 % of it,
+    """A classifier that knows nothing has the loss log(C). Healthy models start within 6 % of it,
     sick ones at 5 times and more; a note from twice, a fault from 4 times, in the first batches,
     mean reduction only."""
     ratios = []
@@ -667,7 +667,7 @@ def initial_loss_off(evidence) -> Iterator[Finding]:
         yield Finding(
             "initial-loss-off",
             _place(operation),
-            f"the first loss is {loss:.3g}; knowing nothing costs ln {classes} = "
+            f"the first loss is {loss:.3g}; knowing nothing costs log({classes}) = "
             f"{math.log(classes):.3g}: the model is confidently wrong before it has learned",
             severity=severity,
         )
