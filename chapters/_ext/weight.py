@@ -28,7 +28,7 @@ USED_WITH = {
     "step-through.css": {"step-through", "frames"},
     "frames.js": {"frames"},
     "frames.css": {"frames"},
-    "symptoms.js": {"message-box"},
+    "symptoms.js": {"message-box", "ask"},
 }
 # Bootstrap's script names the classes of all its components; these are the ones the theme uses.
 BOOTSTRAP = re.compile(r"(bs-)?(tooltip|dropdown)|(show|fade|collaps)")

@@ -51,12 +51,11 @@ class Expected:
             if page["part"]:
                 self.outline.append((page["part"], 1))
             headings = [(int(n), text_of(text)) for n, text in HEADING.findall(article)]
-            if page["depth"] == 1:  # the contents stand in place of the site's map
-                headings = [h for h in headings if h != (2, "The map")]
             self.outline += [(text, level + page["depth"] - 1) for level, text in headings]
             if page["depth"] == 1:
                 self.outline.append(("Contents", 1))
             alts = re.findall(r'<img\b[^>]*?\balt="([^"]*)"', article)
+            alts += re.findall(r'<svg\b[^>]*?\brole="img"[^>]*?\baria-label="([^"]*)"', article)
             self.pictures.update(html.unescape(alt) for alt in alts)
             sources = re.findall(r"<annotation\b[^>]*>(.*?)</annotation>", article, re.S)
             self.formulas.update(bare_tex(html.unescape(tex)) for tex in sources)

@@ -34,6 +34,8 @@
       else link.replaceWith(...link.childNodes);
     }
     for (const image of source.querySelectorAll("img")) image.loading = "eager";
+    // The drawings in it say what they show; around them, a figure would be one without words.
+    for (const frames of source.querySelectorAll(".frames")) frames.closest("figure")?.setAttribute("role", "group");
     // Read aloud, MathML on paper is a row of letters; its LaTeX is not.
     for (const formula of source.querySelectorAll(".math:has(annotation)")) {
       const box = formula.querySelector(".formula") ?? formula;
