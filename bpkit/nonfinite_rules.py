@@ -173,6 +173,7 @@ WHEN: dict[str, Callable[[Case], bool]] = {
     "a beyond ±1": lambda c: abs(c.a) > 1,
     "a outside": lambda c: c.a < 1 if c.name == "acosh" else abs(c.a) >= 1,
     "b = 0": lambda c: c.b == 0,
+    "b not whole": lambda c: c.b % 1 != 0,
     "b a norm": lambda c: c.fed(1, NORMS) or c.by_own_sum,
     "after a norm": lambda c: c.fed(0, NORMS + " sum mean"),
     "0 times inf": lambda c: {abs(c.a), abs(c.b)} == {0, INF},
@@ -241,7 +242,7 @@ put a constant inside the root: (x + 1e-12).sqrt(); or use x.norm(), whose slope
 pow | a = 0 | nan-backward-pow
 x^p has slope p·x^(p−1), infinite at x = 0 for p = {b:.4g}.
 x.clamp_min(1e-8) ** p
-pow | a < 0 | nan-backward-pow
+pow | a < 0, b not whole | nan-backward-pow
 A negative base, {a:.4g}, with the exponent {b:.4g} is not defined.
 x.clamp_min(1e-8) ** p, or x.sign() * x.abs().clamp_min(1e-8) ** p
 acos asin | a = ±1 | nan-backward-acos

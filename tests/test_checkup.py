@@ -6,6 +6,7 @@ import random
 import sys
 import warnings
 from collections import namedtuple
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,6 +20,9 @@ from torch.utils.data import DataLoader, TensorDataset
 import bpkit
 from bpkit import checkup, find_nonfinite
 from bpkit.data import digits
+from bpkit.diagnosis.checkup import _gather
+from bpkit.diagnosis.rules_backward import _relative
+from bpkit.diagnosis.rules_update import _shot_up, decay_on_norms_and_biases, grew
 
 # Everything is as before
 
@@ -474,6 +478,19 @@ def test_loader_with_its_own_generator(workers):
     assert torch.equal(*orders)
 
 
+def test_loader_with_a_sampler_of_batches():
+    x, y = torch.cat([b[0] for b in some_batches(8)]), torch.cat([b[1] for b in some_batches(8)])
+    orders = []
+    for look in (False, True):
+        rows = torch.utils.data.RandomSampler(x, generator=torch.Generator().manual_seed(5))
+        batches = torch.utils.data.BatchSampler(rows, 6, drop_last=False)
+        loader = DataLoader(TensorDataset(x, y), batch_sampler=batches)
+        if look:
+            assert checkup(classifier(), loss_fn, loader).ok
+        orders.append(torch.cat([batch[0] for batch in loader]))
+    assert torch.equal(*orders)
+
+
 def test_an_endless_iterator():
     def endless():
         while True:
@@ -761,3 +778,321 @@ def test_a_rate_that_kills_the_net_without_raising_its_loss_is_too_high(rate, na
     optimizer = torch.optim.SGD(model.parameters(), rate)
     report = checkup(model, lambda m, b: F.cross_entropy(m(b[0]), b[1]), batches, optimizer)
     assert ("lr-too-high" in [finding.slug for finding in report.faults]) is named
+
+
+class Later(torch.optim.SGD):
+    """Its rate is a thousand times as high from the sixth step on."""
+
+    taken = 0
+
+    def step(self, closure=None):
+        self.taken += 1
+        if self.taken == 6:
+            self.param_groups[0]["lr"] *= 1000
+        return super().step(closure)
+
+
+def test_the_first_steps_are_the_first_five():
+    torch.manual_seed(0)
+    model = classifier()
+    optimizer = Later(model.parameters(), 1e-3)
+    evidence = _gather(model, loss_fn, some_batches(), (optimizer,))
+    assert 0 < evidence.early_ratio < 0.01
+    assert evidence.update_ratio > 10 * evidence.early_ratio
+
+
+@pytest.mark.parametrize("units", [3, 4])
+def test_gates_that_part_hide_no_units_that_do_not(units):
+    class Counter(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.lstm, self.out = nn.LSTM(5, units, batch_first=True), nn.Linear(units, 3)
+            for p in self.parameters():
+                nn.init.constant_(p, 0.05)
+
+        def forward(self, x):
+            return self.out(self.lstm(x)[0][:, -1])
+
+    torch.manual_seed(0)
+    model, batches = Counter(), [(torch.randn(16, 6, 5), torch.randint(3, (16,)))]
+    evidence = _gather(model, loss_fn, batches, (torch.optim.Adam(model.parameters(), 0.01),))
+    assert {"lstm.weight_ih_l0", "lstm.weight_hh_l0"} <= set(evidence.still_alike)
+
+
+def test_gradients_of_a_look_are_those_of_one_backward_pass():
+    torch.manual_seed(0)
+    model, batches = classifier(), some_batches()
+    optimizer = torch.optim.SGD(model[2].parameters(), 0.1)
+    evidence = _gather(model, loss_fn, batches, (optimizer,))
+    loss_fn(model, batches[0]).backward()
+    for name, p in model.named_parameters():
+        assert torch.equal(evidence.observations[0].gradients[name], p.grad)
+    sizes = dict(_relative(evidence))
+    assert sizes.keys() == {"2.weight"}  # no bias, and nothing that the optimizer does not hold
+    weight = model[2].weight
+    assert sizes["2.weight"] >= 0.99 * float(weight.grad.norm() / weight.detach().norm())
+
+
+@pytest.mark.parametrize(("width", "severity"), [(8, "fault"), (6, "note")])
+def test_a_module_that_is_never_called_is_a_fault_where_it_would_fit(width, severity):
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner, self.outer = nn.Linear(5, 8), nn.Linear(8, 3)
+            self.idle = nn.Linear(width, width)
+
+        def forward(self, x):
+            return self.outer(torch.relu(self.inner(x)))
+
+    torch.manual_seed(0)
+    model = Net()
+    report = checkup(model, loss_fn, some_batches(), torch.optim.Adam(model.parameters(), 0.01))
+    (finding,) = [f for f in report.findings if f.slug == "unused-parameter"]
+    assert finding.severity == severity
+
+
+def test_a_last_layer_that_is_one_frozen_weight():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 3, bias=False))
+    model[2].requires_grad_(False)
+    report = checkup(model, loss_fn, some_batches(), torch.optim.Adam(model.parameters(), 0.01))
+    (finding,) = [f for f in report.findings if f.slug == "frozen-by-accident"]
+    assert finding.severity == "fault"
+    assert "last layer" in finding.evidence
+
+
+def test_batches_whose_tensors_share_no_size():
+    torch.manual_seed(0)
+    nodes, edges, labels = torch.randn(7, 5), torch.randint(7, (2, 9)), torch.randint(3, (7,))
+    model = nn.Linear(5, 3)
+
+    def loss_of_graph(model, batch):
+        nodes, (sources, targets), labels = batch
+        return F.cross_entropy(model(nodes.index_add(0, targets, nodes[sources])), labels)
+
+    optimizer = torch.optim.Adam(model.parameters(), 0.01)
+    assert checkup(model, loss_of_graph, [(nodes, edges, labels)], optimizer).ok
+
+
+def test_time_may_come_first():
+    class Tagger(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.rnn, self.out = nn.GRU(5, 8), nn.Linear(8, 3)
+
+        def forward(self, x):
+            return self.out(self.rnn(x)[0][-1])
+
+    torch.manual_seed(0)
+    model, batch = Tagger(), (torch.randn(6, 16, 5), torch.randint(3, (16,)))
+    assert checkup(model, loss_fn, [batch], torch.optim.Adam(model.parameters(), 0.01)).ok
+
+
+def test_rows_of_numbers_that_meet():
+    class Words(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed, self.out = nn.Embedding(9, 8), nn.Linear(8, 3)
+
+        def forward(self, x):
+            return self.out(self.embed(x).softmax(0))
+
+    torch.manual_seed(0)
+    model, batch = Words(), (torch.randint(9, (16,)), torch.randint(3, (16,)))
+    report = checkup(model, loss_fn, [batch], torch.optim.Adam(model.parameters(), 0.01))
+    found = [finding.slug for finding in report.faults]
+    assert "batch-mixing" in found or "softmax-wrong-dim" in found
+
+
+def test_a_model_that_draws_how_many_steps_it_makes():
+    class Steps(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner, self.outer = nn.Linear(5, 5), nn.Linear(5, 3)
+
+        def forward(self, x):
+            for _ in range(int(torch.randint(1, 9, ()))):
+                x = torch.tanh(self.inner(x))
+            return self.outer(x)
+
+    torch.manual_seed(0)
+    model = Steps()
+    assert checkup(model, loss_fn, some_batches(), torch.optim.Adam(model.parameters(), 1e-3)).ok
+
+
+def test_a_rounding_out_of_sight():
+    class Rounded(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner, self.outer = nn.Linear(5, 8), nn.Linear(8, 3)
+
+        def forward(self, x):
+            h = self.inner(x)
+            with torch._C.DisableTorchFunction():
+                stepped = h + h.round()
+            return self.outer(stepped)
+
+    torch.manual_seed(0)
+    model = Rounded()
+    report = checkup(model, loss_fn, some_batches(), torch.optim.Adam(model.parameters(), 0.01))
+    assert "nondifferentiable-term" not in [finding.slug for finding in report.findings]
+
+
+def test_labels_that_are_ignored_are_no_second_class():
+    torch.manual_seed(0)
+    labels = torch.full((16,), 2)
+    labels[::3] = -100
+    model, batches = classifier(), [(torch.randn(16, 5), labels) for _ in range(3)]
+    report = checkup(model, loss_fn, batches, torch.optim.Adam(model.parameters(), 0.01))
+    assert "constant-labels" in [finding.slug for finding in report.faults]
+
+
+@pytest.mark.parametrize("where", ["after it", "beside it"])
+def test_a_norm_helps_only_what_goes_through_it(where):
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.read, self.other = nn.Linear(5, 8), nn.Linear(5, 8)
+            self.norm, self.out = nn.LayerNorm(8), nn.Linear(8, 3)
+
+        def forward(self, x):
+            h, other = self.read(x), self.other(torch.ones_like(x))
+            return self.out(self.norm(h) + other if where == "after it" else h + self.norm(other))
+
+    torch.manual_seed(0)
+    model = Net()
+    batches = [(256 * torch.rand(16, 5), torch.randint(3, (16,))) for _ in range(3)]
+    report = checkup(model, loss_fn, batches, torch.optim.SGD(model.parameters(), 1e-5))
+    named = "unscaled-input" in [finding.slug for finding in report.findings]
+    assert named is (where == "beside it")
+
+
+def test_an_overflow_that_ends_as_a_harmless_zero():
+    class Bell(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner, self.outer = nn.Linear(5, 8), nn.Linear(8, 3)
+
+        def forward(self, x):
+            h = 300 * self.inner(x).half()
+            return self.outer(torch.exp(-(h * h)).float())
+
+    torch.manual_seed(0)
+    model = Bell()
+    report = checkup(model, loss_fn, [(10 * b[0], b[1]) for b in some_batches()])
+    assert "fp16-overflow" in [finding.slug for finding in report.findings]
+
+
+@pytest.mark.parametrize("first", [1, -1])
+def test_a_term_that_is_to_grow_beside_one_that_is_to_shrink(first):
+    def adversarial(model, batch):
+        x, y = batch
+        h = model(x)
+        return first * F.cross_entropy(h, y) - first * F.mse_loss(h.sum(1), y.float())
+
+    torch.manual_seed(0)
+    model = classifier()
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+    report = checkup(model, adversarial, some_batches(), optimizer)
+    assert "flipped-loss-sign" not in [finding.slug for finding in report.findings]
+
+
+def test_a_logarithm_that_no_target_weighs_has_no_sign_to_flip():
+    def sparse(model, batch):
+        x, y = batch
+        penalty = model(x).sigmoid().log().mean()
+        return penalty + 0 * (x * y[:, None]).mean()
+
+    torch.manual_seed(0)
+    model = classifier()
+    report = checkup(model, sparse, some_batches(), torch.optim.Adam(model.parameters(), 1e-3))
+    assert "flipped-loss-sign" not in [finding.slug for finding in report.findings]
+
+
+def test_when_a_loss_grew():
+    inf = float("inf")
+    assert grew([2.0, inf])
+    assert not grew([float("nan"), float("nan")])
+    assert not grew([inf])
+    assert not grew([])
+    assert grew([1.0] * 4 + [1.6] * 2)
+    assert not grew([1.0] * 4 + [1.4] * 2)
+
+
+def test_only_the_first_ten_steps_can_shoot_up():
+    losses = [1.0] * 20
+    losses[9] = 4.0
+    assert _shot_up(SimpleNamespace(losses=losses, early_ratio=0.6))
+    losses[9], losses[10] = 1.0, 4.0
+    assert not _shot_up(SimpleNamespace(losses=losses, early_ratio=0.6))
+
+
+def test_a_decay_too_small_to_matter_is_not_mentioned():
+    model = nn.Sequential(nn.Linear(5, 8), nn.LayerNorm(8), nn.Linear(8, 3))
+    for decay, named in ((0.1, True), (1e-4, False)):
+        optimizer = torch.optim.AdamW(model.parameters(), 1e-3, weight_decay=decay)
+        assert bool([*decay_on_norms_and_biases(model, [optimizer])]) is named
+
+
+@pytest.mark.parametrize(("square", "end"), [(False, "and ends at "), (True, "no longer finite")])
+def test_how_a_run_at_too_high_a_rate_ended(square, end):
+    def loss_of(model, batch):
+        return model(batch[0]).square().mean() if square else loss_fn(model, batch)
+
+    torch.manual_seed(0)
+    model = classifier()
+    optimizer = torch.optim.SGD(model.parameters(), 100.0 if square else 10.0)
+    report = checkup(model, loss_of, some_batches(), optimizer)
+    (finding,) = [f for f in report.findings if f.slug == "lr-too-high"]
+    assert end in finding.evidence
+
+
+def test_a_table_that_only_a_metric_makes():
+    torch.manual_seed(0)
+    errors = []
+
+    def regression(model, batch):
+        x, y = batch
+        predicted = model(x)
+        errors.append((predicted - y).abs().mean())  # a mistake, but not in the loss
+        return F.mse_loss(predicted[:, 0], y)
+
+    model, batches = nn.Linear(5, 1), [(torch.randn(16, 5), torch.randn(16)) for _ in range(3)]
+    report = checkup(model, regression, batches, torch.optim.Adam(model.parameters(), 0.01))
+    assert "shape-broadcast" not in [finding.slug for finding in report.findings]
+
+
+def test_a_table_of_learned_rows_is_no_slip_of_the_batch():
+    class Prototypes(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table, self.scale = nn.Parameter(torch.randn(7, 5)), nn.Parameter(torch.ones(()))
+            self.left, self.right, self.out = nn.Linear(5, 1), nn.Linear(5, 1), nn.Linear(5, 3)
+
+        def forward(self, x):
+            scores = self.left(self.table) + self.right(self.table)[:, 0]
+            mixed = torch.tanh(scores) @ self.table
+            return self.out(x + self.scale * mixed.mean(0))
+
+    torch.manual_seed(0)
+    model = Prototypes()
+    report = checkup(model, loss_fn, some_batches(), torch.optim.Adam(model.parameters(), 0.01))
+    assert "shape-broadcast" not in [finding.slug for finding in report.findings]
+
+
+SHIFTED = {
+    "moved down by one row": lambda y: y.roll(-1),
+    "moved up by one row": lambda y: y.roll(1),
+    "in reverse order": lambda y: y.flip(0),
+}
+
+
+@pytest.mark.parametrize("said", SHIFTED)
+def test_how_the_targets_have_to_be_moved_is_said(said):
+    torch.manual_seed(0)
+    batches = [(x, SHIFTED[said](x[:, :3].argmax(1))) for x in 3 * torch.randn(6, 64, 5)]
+    model = nn.Linear(5, 3)
+    nn.init.normal_(model.weight, std=0.01)  # undecided: a wrong target costs what a right one does
+    report = checkup(model, loss_fn, batches, torch.optim.Adam(model.parameters(), 0.1))
+    (finding,) = [f for f in report.faults if f.slug == "label-misaligned"]
+    assert f"it does with the targets {said}" in finding.evidence

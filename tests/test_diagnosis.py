@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from bpkit import checkup
 from bpkit.diagnosis.faults import FAULTS
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -72,6 +73,14 @@ def test_every_fault_is_tried_or_undecided():
     tried = {PROGRAMS[name].expect for name in SICK}
     assert tried | UNDECIDED == set(FAULTS)
     assert not tried & UNDECIDED
+
+
+@pytest.mark.parametrize("factor", [0.1, 100.0])
+def test_labels_are_judged_at_any_size_of_the_loss(factor):
+    torch.manual_seed(0)
+    model, loss_fn, optimizer, batches = PROGRAMS["data.target_of_the_batch_before"].make(True)
+    report = checkup(model, lambda m, b: factor * loss_fn(m, b), batches, optimizer)
+    assert "label-misaligned" in [finding.slug for finding in report.faults]
 
 
 # The same with everything renamed

@@ -57,6 +57,14 @@ def test_every_value_and_contribution_is_written():
         assert expected in written
 
 
+def test_what_is_drawn_unless_asked_for():
+    graph = small_graph()
+    plain, whole = texts(graph.draw()), texts(graph.draw(saved=True))
+    assert plain == texts(graph.draw(values=True, gradients=True, saved=False))
+    assert any(text.startswith("keeps") for text in whole)
+    assert not any(text.startswith("keeps") for text in plain)
+
+
 def test_values_flow_down_and_gradients_up():
     figure = small_graph().draw()
     arrows = shapes(figure, FancyArrowPatch)

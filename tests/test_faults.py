@@ -923,6 +923,16 @@ def test_the_losses_of_guessing_are_named():
     assert title.endswith(", ".join(f"{math.log(classes):.3f}" for classes in (2, 10, 1000)))
 
 
+def test_no_text_was_copied_from_another_entry():
+    """A copied entry whose text was not changed yet is well-formed, and says the wrong thing."""
+    faults = [
+        (f.title, f.cause, f.repair, f.decides, f"{f.page}#{f.anchor}") for f in FAULTS.values()
+    ]
+    symptoms = [(symptom.title, symptom.first) for symptom in SYMPTOMS.values()]
+    texts = [text for entry in (*faults, *symptoms) for text in entry]
+    assert [text for text in texts if texts.count(text) > 1] == []
+
+
 SYMPTOM = """
 [no-news]
 title = "Nothing is seen"

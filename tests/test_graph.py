@@ -408,6 +408,9 @@ def test_a_nested_tensor_has_no_shape():
 
 
 def test_long_argument_lists_are_cut():
+    whole = ", ".join(f"leaf {number}" for number in range(1, 13))
+    twelve = trace(torch.stack(scalars(*range(12)))).text().splitlines()[-1]
+    assert twelve == f"#1       stack({whole})  12"
     parts = scalars(*range(14))
     assert trace(torch.stack(parts)).text().splitlines()[-1] == (
         "#1       stack(leaf 1, leaf 2, leaf 3, leaf 4, leaf 5, leaf 6, … 8 more)  14"

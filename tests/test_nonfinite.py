@@ -1152,3 +1152,70 @@ def test_lines_of_an_origin_fit_into_a_terminal():
     assert all(len(line) <= 76 for line in lines)
     assert any(line.startswith("        ") for line in lines)
     assert " ".join(" ".join(lines).split()).count(origin.why) == 1
+
+
+def test_an_infinity_that_was_meant_meets_a_zero_in_the_backward_pass():
+    mask = torch.tensor([0.0, -INF, 0.0])
+    origin = find_nonfinite(
+        identity(), lambda model, x: (model(x) + mask).square().reciprocal().sum(), positive()
+    )
+    assert (origin.phase, origin.node, origin.index) == ("backward", "PowBackward0", (0, 1))
+    assert "0 · ∞" in origin.why
+
+
+def test_a_whole_exponent_is_not_blamed_for_a_negative_base():
+    origin = find_nonfinite(identity(), lambda m, x: ((m(x) - 1e30) ** 2).sum(), positive())
+    assert origin.phase == "forward"
+    assert "beyond the largest float32" in origin.why
+
+
+def test_line_of_what_was_given_is_the_first_that_reads_it():
+    def loss_fn(model, x):
+        doubled = x * 2
+        return model(doubled + 1).sum()
+
+    x = positive()
+    x[4, 1] = float("nan")
+    origin = find_nonfinite(identity(), loss_fn, x)
+    assert (origin.slug, origin.path) == ("nan-input", "batch[4, 1]")
+    assert origin.line.text == "doubled = x * 2"
+
+
+def test_an_operation_out_of_sight_is_named_and_not_explained():
+    def loss_fn(model, x):
+        h = model(x)
+        with torch._C.DisableTorchFunction():
+            hidden = h.log()
+        return hidden.sum()
+
+    origin = find_nonfinite(identity(), loss_fn, zero_row())
+    assert (origin.phase, origin.node, origin.line) == ("forward", "LogBackward0", None)
+    assert "can't be seen from inside" in origin.why
+
+
+def test_an_infinity_that_was_meant_is_not_blamed_for_the_gradient_it_spoils():
+    powers = torch.tensor([1.0, -INF, 2.0])
+    origin = find_nonfinite(identity(), lambda m, x: ((m(x) + 2) ** powers).sum(), positive())
+    assert (origin.phase, origin.node, origin.index) == ("backward", "PowBackward1", (0, 1))
+
+
+class Blind(torch.autograd.Function):
+    """Hands its input on, and no gradient back."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, g):
+        return None
+
+
+def test_a_reader_that_sends_no_gradient_is_passed_over():
+    def loss_fn(model, x):
+        root = model(x).sqrt()
+        unused = Blind.apply(root) * model.bias.sum()
+        return torch.where(x > 0, root, 0.0).sum() + unused.sum()
+
+    origin = find_nonfinite(identity(), loss_fn, zero_row())
+    assert (origin.slug, origin.node) == ("nan-backward-where", "SqrtBackward0")

@@ -242,6 +242,11 @@ def test_html_holds_what_the_text_holds():
     assert sum(tag == "table" for tag, _ in page.tags) == len(report.findings)
 
 
+def test_html_shows_code_as_code():
+    page = Report([Finding("missing-zero-grad", "a", "b", repair="call `f(x < 1)`, then `g`")])
+    assert "call <code>f(x &lt; 1)</code>, then <code>g</code>" in page._repr_html_()
+
+
 def test_html_names_its_header_cells():
     heads = [attributes for tag, attributes in Page(sample()._repr_html_()).tags if tag == "th"]
     assert heads

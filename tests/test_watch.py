@@ -8,12 +8,14 @@ import json
 import pickle
 import threading
 import weakref
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from matplotlib.figure import Figure
 from torch import nn
 from torch.nn.modules import module as module_hooks
 from torch.optim import optimizer as optimizer_hooks
@@ -23,6 +25,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from bpkit import record, watch
 from bpkit.data import digits
+from bpkit.diagnosis.dashboard import _label
+from bpkit.diagnosis.rules_loop import graph_retained
 from bpkit.diagnosis.series import Series
 
 SEEDS = (0, 1, 2)
@@ -364,6 +368,64 @@ def test_roots_and_forwards_tell_accumulation_from_several_losses():
     assert sample["roots"] == [("NllLossBackward0", None), ("MulBackward0", pytest.approx(1e-3))]
 
 
+@pytest.mark.parametrize(("factor", "clipped"), [(1 - 3e-5, True), (1 - 2e-6, False)])
+def test_a_shorter_gradient_is_clipped_a_rounded_one_is_not(factor, clipped):
+    def shortened(model, optimizer, batches):
+        for batch in batches:
+            optimizer.zero_grad()
+            loss_of(model, batch).backward()
+            for p in model.parameters():
+                p.grad.mul_(factor)
+            optimizer.step()
+
+    assert (watched(shortened).clipped == clipped).all()
+
+
+def test_what_is_counted_in_a_plain_loop():
+    evidence = watched(plain).evidence
+    assert evidence.modes == {"train": 12}
+    assert evidence.backwards == 12
+
+
+def test_loss_of_a_step_is_the_mean_over_its_backward_passes():
+    losses = []
+
+    def loop(model, optimizer, batches):
+        for batch in batches:
+            optimizer.zero_grad()
+            for factor in (1, 3):
+                loss = factor * loss_of(model, batch)
+                losses.append(loss.item())
+                loss.backward()
+            optimizer.step()
+
+    log = watched(loop)
+    assert np.allclose(log.loss, np.reshape(losses, (12, 2)).mean(axis=1), rtol=1e-5)
+
+
+def test_backward_passes_that_were_wiped_are_counted():
+    def twice(model, optimizer, batches):
+        for batch in batches:
+            loss_of(model, batch).backward()
+            loss_of(model, batch).backward()
+            optimizer.zero_grad()
+            optimizer.step()
+
+    for loop, count in ((zero_between, 1), (twice, 2)):
+        details = watched(loop).evidence.facts["step_after_wipe"].details
+        assert {detail["backwards"] for detail in details} == {count}
+
+
+def test_optimizers_are_numbered_in_the_order_in_which_they_are_met():
+    model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 2), nn.Linear(2, 1))
+    optimizers = [torch.optim.SGD(part.parameters(), 0.1) for part in model]
+    with watch(model, *optimizers) as log:
+        model(torch.ones(4, 2)).sum().backward()
+        for optimizer in optimizers:
+            optimizer.step()
+    assert [facts["number"] for facts in log.evidence.optimizers] == [0, 1, 2]
+
+
 def test_result_of_a_clip_thrown_away():
     def noop(model, optimizer, batches):
         for batch in batches:
@@ -391,6 +453,7 @@ def test_result_of_a_clip_thrown_away():
     (call,) = watched(noop).evidence.calls.values()
     assert call["function"] == "clamp"
     assert (call["calls"], call["read"], call["alive"], call["in_place"]) == (16, 0, 0, False)
+    assert (call["looks"], call["first"], call["last"]) == (4, 1, 10)
     assert "p.grad.clamp(-1e-3, 1e-3)" in call["line"]
     for loop in (assigned, logged):
         (call, *_) = watched(loop).evidence.calls.values()
@@ -679,6 +742,21 @@ def test_loss_scaler():
     assert log.steps == 10
 
 
+def test_a_clip_of_scaled_gradients_is_measured_in_their_scale():
+    def never_unscaled(model, optimizer, batches):
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+        for batch in batches:
+            optimizer.zero_grad()
+            scaler.scale(loss_of(model, batch)).backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+            optimizer.step()
+
+    log = watched(lambda *a: scaled(*a, explicit=False, clip=0.5))
+    scales = np.repeat([1024, 2048, 4096], [5, 5, 2])
+    assert np.allclose(log.applied_norm, 0.5 / scales, rtol=1e-4)
+    assert np.allclose(watched(never_unscaled).applied_norm, 0.5 / 1024, rtol=1e-4)
+
+
 def test_scaled_and_plain_losses_in_turn():
     def loop(model, optimizer, batches):
         for number in range(0, 12, 2):
@@ -797,6 +875,31 @@ def test_groups_schedulers_and_epochs():
     facts = log.evidence.schedulers["StepLR"]
     assert (facts["steps"], facts["settings"]["step_size"]) == (3, 2)
     assert log.evidence.orders == {"zero backward step": 10, "scheduler zero backward step": 2}
+
+
+def test_a_part_that_raises_and_is_caught_does_not_move_the_places_after_it():
+    class Picky(nn.Module):
+        def forward(self, x):
+            raise ValueError("not today")
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.part, self.body, self.head = Picky(), nn.Linear(3, 5), nn.Linear(5, 1)
+
+        def forward(self, x):
+            with suppress(ValueError):
+                return self.part(x)
+            return self.head(F.relu(self.body(x)))
+
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with watch(model, optimizer) as log:
+        model(torch.ones(4, 3)).sum().backward()
+        optimizer.step()
+    (place,) = log.dead
+    assert "forward: return self.head(F.relu(self.body(x)))" in place
+    assert "part" not in place
 
 
 def test_dead_and_saturated_units_of_functions_too():
@@ -1069,6 +1172,38 @@ def test_long_runs_are_thinned():
     assert len(watched(lambda m, o, b: plain(m, o, b * 50)).step) == 600
 
 
+def test_a_loss_made_from_a_number_is_detached_and_placed():
+    def renewed(model, optimizer, batches):
+        for batch in batches:
+            optimizer.zero_grad()
+            torch.tensor(loss_of(model, batch).item(), requires_grad=True).backward()
+            optimizer.step()
+
+    (finding,) = [f for f in watched(renewed).report().faults if f.slug == "detached"]
+    assert "requires_grad=True).backward()" in finding.where
+    assert finding.evidence.startswith("12 of 12 backward passes left no gradient")
+
+
+def test_a_schedule_written_for_single_steps_may_fall_fast():
+    def halved(model, optimizer, batches):
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.1**step)
+        for batch in batches:
+            optimizer.zero_grad()
+            loss_of(model, batch).backward()
+            optimizer.step()
+            scheduler.step()
+
+    report = watched(halved).report()
+    assert "scheduler-per-batch" not in [finding.slug for finding in report.findings]
+
+
+def test_graphs_kept_at_two_looks_are_kept():
+    looks = [{"tagged": 20, "alive": 6, "step": 11}, {"tagged": 30, "alive": 9, "step": 21}]
+    for count, named in ((1, False), (2, True)):
+        evidence = SimpleNamespace(graphs=looks[:count], lines={})
+        assert bool([*graph_retained(None, evidence)]) is named
+
+
 def test_to_dict_is_json_and_plots():
     log = watched(clipped)
     data = json.loads(json.dumps(log.to_dict()))
@@ -1079,9 +1214,25 @@ def test_to_dict_is_json_and_plots():
     titles = [ax.get_title("left") for ax in figure.axes]
     assert len(titles) == 6
     assert "12 of 12 clipped" in titles[1]
+    assert figure.axes[4].get_ylim() == (-0.05, 1.05)  # shares: none, or all
     with_baseline = watched(plain).plot(data)
     assert "baseline" in with_baseline.axes[1].get_title("left")
     assert [t.get_text() for t in with_baseline.axes[0].texts] == ["this run", "baseline"]
+
+
+@pytest.mark.parametrize("ends", [[0.0, 0.01, 0.02], [1.0, 0.99, 0.98], [0.0, 0.5, 1.0]])
+def test_names_of_lines_stay_inside_and_apart(ends):
+    ax, step = Figure().subplots(), np.arange(2.0)
+    lines = [(step, np.array([0.5, end]), f"line {end}", "k") for end in [*ends, 0.5]]
+    ax.plot([0, 0], [0, 1])
+    for x, y, *_ in lines:
+        ax.plot(x, y)
+    _label(ax, lines)
+    low, high = ax.get_ylim()
+    heights = np.array([text.xy[1] for text in ax.texts])
+    assert (np.diff(heights) >= 0.159 * (high - low)).all()
+    assert heights[0] >= low + 0.059 * (high - low)
+    assert heights[-1] <= high
 
 
 @pytest.mark.parametrize("loop", [no_step, step_first, closure, by_autograd_grad])
