@@ -25,7 +25,9 @@ def pack(root, folder):
         for path in sorted((root / "bpkit").rglob("*"))
         if path.suffix in FILES
     }
-    files[f"{info}/METADATA"] = installed.read_text("METADATA").encode()
+    # The second name is that in the folder an editable installation leaves in the checkout.
+    metadata = installed.read_text("METADATA") or installed.read_text("PKG-INFO")
+    files[f"{info}/METADATA"] = metadata.encode()
     files[f"{info}/WHEEL"] = WHEEL.encode()
     files[f"{info}/licenses/LICENSE"] = (root / "LICENSE").read_bytes()
     record = f"{info}/RECORD"
