@@ -11,9 +11,9 @@ from collections import Counter
 from pathlib import Path
 
 from docutils import nodes
+from markup import Directive
 from sphinx.transforms.post_transforms import SphinxPostTransform
 from sphinx.util import logging
-from sphinx.util.docutils import SphinxDirective
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ class shown_in(nodes.General, nodes.Element):
     """Stands for the links to the places that show the claim ``claim``."""
 
 
-class Claims(SphinxDirective):
+class Claims(Directive):
     def run(self):
         path = Path(self.env.srcdir) / LEDGER
         self.env.note_dependency(str(path))
@@ -123,14 +123,6 @@ class Claims(SphinxDirective):
             body += nodes.paragraph("", "", label, *self.inline(claim["finding"]))
         body += shown_in(claim=claim["id"], verdict=verdict)
         return nodes.definition_list_item("", term, body)
-
-    def inline(self, text):
-        """MyST inline markup: code, formulas, links."""
-        return [
-            child
-            for node in self.parse_text_to_nodes(text)
-            for child in (node.children if isinstance(node, nodes.paragraph) else [node])
-        ]
 
 
 def _order(claim):

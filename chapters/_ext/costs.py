@@ -1,20 +1,20 @@
 """What do the pages and the helpers cost?  Tables out of the records that measurements left.
 
 ``{costs}`` writes a table of all pages from ``tests/costs.json``; ``{benchmark} watch`` one of the
-results in ``tests/benchmarks/watch.json`` that its lines name, ``key: what it is`` each.
+results in ``tests/benchmarks/watch.json`` that its lines name, ``key :: what it is`` each.
 """
 
 import json
 from pathlib import Path
 
 from docutils import nodes
-from sphinx.util.docutils import SphinxDirective
+from markup import Directive
 
 PAGES = "tests/costs.json"
 BENCHMARKS = "tests/benchmarks"
 
 
-class Tables(SphinxDirective):
+class Tables(Directive):
     def record(self, name):
         path = Path(self.env.srcdir) / name
         if not path.exists():
@@ -22,12 +22,8 @@ class Tables(SphinxDirective):
         self.env.note_dependency(str(path))
         return json.loads(path.read_text(encoding="utf-8"))
 
-    def inline(self, text):
-        """MyST inline markup: code, formulas, links."""
-        paragraph = nodes.paragraph()
-        for node in self.parse_text_to_nodes(text):
-            paragraph += node.children if isinstance(node, nodes.paragraph) else [node]
-        return paragraph
+    def paragraph(self, text):
+        return nodes.paragraph("", "", *self.inline(text))
 
     def table(self, heads, rows):
         """A table whose first column is text and whose other columns are numbers."""
@@ -42,7 +38,7 @@ class Tables(SphinxDirective):
     def row(self, cells):
         row = nodes.row()
         for place, cell in enumerate(cells):
-            content = cell if isinstance(cell, nodes.Node) else self.inline(cell)
+            content = cell if isinstance(cell, nodes.Node) else self.paragraph(cell)
             row += nodes.entry("", content, classes=["text-right"] if place else [])
         return row
 
@@ -60,7 +56,7 @@ class Costs(Tables):
         record = self.record(PAGES)
         rows = [
             [
-                self.inline(f"{{doc}}`/{name}`"),
+                self.paragraph(f"{{doc}}`/{name}`"),
                 str(page["cells"] or "–"),
                 f"{page['seconds']:.0f}" if page["cells"] else "–",
                 *(kilobytes(page[kind]) for kind in ("html", "pictures", "scripts")),
@@ -74,7 +70,7 @@ class Costs(Tables):
         rows.append(["all notebooks", str(cells), f"{seconds:.0f}", "", "", "", ""])
         heads = ["page", "code cells", "seconds", "HTML", "pictures", "scripts", "kB together"]
         shared = f"What every page loads besides, once: {kilobytes(record['shared'])} kB. "
-        return [self.table(heads, rows), self.inline(shared + self.measured(record))]
+        return [self.table(heads, rows), self.paragraph(shared + self.measured(record))]
 
 
 class Benchmark(Tables):
@@ -93,7 +89,7 @@ class Benchmark(Tables):
                 )
             rows.append([text, three_digits(record["results"][key])])
         table = self.table(["what is compared", "ratio"], rows)
-        return [table, self.inline(self.measured(record))]
+        return [table, self.paragraph(self.measured(record))]
 
 
 def kilobytes(size):

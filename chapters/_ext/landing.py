@@ -13,8 +13,8 @@ from pathlib import Path
 
 import yaml
 from docutils import nodes
+from markup import Directive
 from sphinx import addnodes
-from sphinx.util.docutils import SphinxDirective
 
 TIME = re.compile(r"About (\d+) minutes to read(?:, (\d+) for the exercises)?")
 # The text area has no name: without scripts the form leads to the page, and sends nothing.
@@ -27,14 +27,14 @@ BOX = """
 """
 
 
-class Ask(SphinxDirective):
+class Ask(Directive):
     """The box; not in print, where nothing can be pasted."""
 
     def run(self):
         return [nodes.raw("", BOX, format="html")]
 
 
-class Landing(SphinxDirective):
+class Landing(Directive):
     """What the two others have in common."""
 
     def notebook(self, name):
@@ -42,14 +42,6 @@ class Landing(SphinxDirective):
         path = Path(self.env.doc2path(self.env.docname)).parent / f"{name}.ipynb"
         self.env.note_dependency(str(path))
         return json.loads(path.read_text(encoding="utf-8"))["cells"]
-
-    def inline(self, text):
-        """The MyST markup of one paragraph."""
-        return [
-            child
-            for node in self.parse_text_to_nodes(text)
-            for child in (node.children if isinstance(node, nodes.paragraph) else [node])
-        ]
 
 
 class Map(Landing):

@@ -10,8 +10,8 @@ import re
 from importlib import resources
 
 from docutils import nodes
+from markup import Directive
 from sphinx import addnodes
-from sphinx.util.docutils import SphinxDirective
 
 LAYERS = {
     "data": ("Data", "Before the model is involved: what goes in."),
@@ -30,7 +30,7 @@ BOX = """
 """
 
 
-class Catalogue(SphinxDirective):
+class Catalogue(Directive):
     """What the three have in common: texts of the catalogue as nodes."""
 
     def run(self):
@@ -43,12 +43,7 @@ class Catalogue(SphinxDirective):
 
     def inline(self, text):
         """MyST inline markup: code, links; the name of a fault is a link to its card."""
-        children = [
-            child
-            for node in self.parse_text_to_nodes(text)
-            for child in (node.children if isinstance(node, nodes.paragraph) else [node])
-        ]
-        named = self.faults.FAULTS
+        named, children = self.faults.FAULTS, super().inline(text)
         return [self.reference(c.astext(), c) if c.astext() in named else c for c in children]
 
     def paragraph(self, text, head=""):
