@@ -65,11 +65,13 @@ class Frames:
             for f in self.frames
         )
         marks = f'data-control="{escape(self.control)}"'
+        listed = "The steps as a list"
         if self.chosen is not None:
+            listed = "All of it as a list"
             marks += f' data-chosen="{self.chosen}" data-ticks="{" ".join(map(str, self.ticks))}"'
         return (
             f'<div class="frames" {marks}><div class="fr-picture">{self.picture}</div>'
-            f"<details><summary>All of it as a list</summary><ol>{items}</ol></details></div>"
+            f"<details><summary>{listed}</summary><ol>{items}</ol></details></div>"
         )
 
 

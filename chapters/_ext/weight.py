@@ -29,6 +29,7 @@ USED_WITH = {
     "frames.js": {"frames"},
     "frames.css": {"frames"},
     "symptoms.js": {"message-box", "ask"},
+    "landing.css": {"doors"},
 }
 # Bootstrap's script names the classes of all its components; these are the ones the theme uses.
 BOOTSTRAP = re.compile(r"(bs-)?(tooltip|dropdown)|(show|fade|collaps)")
