@@ -24,6 +24,7 @@ USED_WITH = {
     "design-tabs.js": {"sd-tab-set"},
     "togglebutton.js": {"toggle"},
     "togglebutton.css": {"toggle"},
+    "walk.js": {"step-through", "frames"},
     "step-through.js": {"step-through"},
     "step-through.css": {"step-through", "frames"},
     "frames.js": {"frames"},

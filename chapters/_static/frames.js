@@ -3,34 +3,24 @@
 // data-only=3 in frame 3 alone, data-on="3 5" is emphasised in these. Without this script the page
 // shows drawing and list as they are.
 (() => {
-  const html = (name, attributes, parent, text = "") => {
-    const element = Object.assign(document.createElement(name), attributes);
-    element.append(text);
-    parent.append(element);
-    return element;
-  };
+  const { html, controls, mount } = window.walk;
 
-  function mount(root, number) {
+  function build(root, number) {
     const items = [...root.querySelectorAll("li")], last = items.length;
-    const walk = !root.dataset.chosen, id = `frames-${number}`;
+    const chosen = Number(root.dataset.chosen), id = `frames-${number}`;
     const marked = (name) => [...root.querySelectorAll(`svg [data-${name}]`)];
     const from = marked("from"), only = marked("only"), on = marked("on");
 
     const host = html("div", { className: "st-walk" }, root);
     root.prepend(host);
     host.append(root.querySelector(".fr-picture"));
-    const controls = html("div", { className: "st-controls" }, host);
-    const button = (text, step) => walk && html("button", { type: "button", onclick: () => go(step()) }, controls, text);
-    const first = button("Start", () => 0), previous = button("← Previous", () => now() - 1);
-    html("label", { htmlFor: id, className: "st-label" }, controls, root.dataset.control);
-    const slider = html("input", { type: "range", id, min: walk ? 0 : 1, max: last,
-      value: root.dataset.chosen || last }, controls);
-    const next = button("Next →", () => now() + 1);
-    const shown = walk ? null : html("output", { className: "fr-shown" }, controls);
+    const { box, slider, now, start } = controls(host, { id, label: root.dataset.control, last, chosen },
+      (dragged) => update(dragged ? 200 : 0));
+    const shown = chosen ? html("output", { className: "fr-shown" }, box) : null;
     if (shown) {
       shown.setAttribute("for", id);
       shown.setAttribute("aria-live", "off");  // the slider itself says it
-      const ticks = html("datalist", { id: `${id}-ticks` }, controls);
+      const ticks = html("datalist", { id: `${id}-ticks` }, box);
       root.dataset.ticks.split(" ").forEach((value) => html("option", { value }, ticks));
       slider.setAttribute("list", ticks.id);
     }
@@ -48,7 +38,6 @@
     stage.append(...details.filter(Boolean));
     if (!stage.children.length) stage.remove();
 
-    const now = () => Number(slider.value);
     let waiting;
     function update(pause) {
       const at = now(), item = items[at - 1];
@@ -61,20 +50,13 @@
       slider.setAttribute("aria-valuetext", label);
       if (shown) shown.textContent = label;
       const text = item ? item.querySelector("p").textContent : "Nothing has been looked at yet. Press Next.";
-      const place = walk && item ? `${label[0].toUpperCase()}${label.slice(1)}. ` : "";
-      if (walk) {
-        first.disabled = previous.disabled = at === 0;
-        next.disabled = at === last;
-      }
-      clearTimeout(waiting);
+      const place = !chosen && item ? `${label[0].toUpperCase()}${label.slice(1)}. ` : "";
+      clearTimeout(waiting);  // a slider that is dragged passes many frames: only the last is said
       if (pause) waiting = setTimeout(() => { sentence.textContent = place + text; }, pause);
       else sentence.textContent = place + text;
     }
-    const go = (step) => { slider.value = step; update(0); };
-    // A slider that is dragged passes many frames: the sentence is that of the one it stops at.
-    slider.addEventListener("input", () => update(200));
-    update(0);
-    if (walk) {
+    start();
+    if (!chosen) {
       on.forEach((part) => part.classList.remove("fr-current"));
       sentence.textContent = "Everything at once"
         + (details.some(Boolean) ? ", with the numbers of the last step" : "")
@@ -82,7 +64,5 @@
     }
   }
 
-  const start = () => document.querySelectorAll(".frames").forEach(mount);
-  if (document.readyState === "loading") document.addEventListener("DOMContentLoaded", start);
-  else start();
+  mount("frames", build);
 })();

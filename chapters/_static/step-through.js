@@ -11,12 +11,7 @@
     parent.append(element);
     return element;
   };
-  const html = (name, attributes, parent, text) => {
-    const element = Object.assign(document.createElement(name), attributes);
-    if (text !== undefined) element.textContent = text;
-    parent.append(element);
-    return element;
-  };
+  const { html, controls, mount } = window.walk;
 
   // An arrow with its number; "down" carries a value on the left, "up" a gradient on the right.
   function arrow(parent, from, to, shift, way, text, where) {
@@ -90,7 +85,7 @@
     return { picture, nodes, edges, exit };
   }
 
-  function mount(root, number) {
+  function build(root, number) {
     const data = JSON.parse(root.querySelector("script").textContent);
     const figure = document.getElementById(root.dataset.figure);
     const image = figure && figure.querySelector("img");
@@ -100,19 +95,14 @@
 
     const drawing = draw(data, host);
     const id = `step-through-${number}`;
-    const controls = html("div", { className: "st-controls" }, host);
-    const first = html("button", { type: "button" }, controls, "Start");
-    const previous = html("button", { type: "button" }, controls, "← Previous");
-    const label = html("label", { htmlFor: id, className: "st-label" }, controls, "Step");
-    const slider = html("input", { type: "range", id, min: 0, max: data.steps.length, value: data.steps.length }, controls);
-    const next = html("button", { type: "button" }, controls, "Next →");
+    const { slider, now, start } = controls(host, { id, label: "Step", last: data.steps.length }, update);
     const sentence = html("p", { className: "st-sentence", id: `${id}-sentence` }, host);
     sentence.setAttribute("aria-live", "polite");
     drawing.picture.setAttribute("aria-labelledby", sentence.id);
 
     const show = (element, visible) => element && element.classList.toggle("st-off", !visible);
     function update() {
-      const now = Number(slider.value), done = data.steps.slice(0, now), current = done[now - 1];
+      const at = now(), done = data.steps.slice(0, at), current = done[at - 1];
       const forward = new Set(), backward = new Set(), sent = new Set(), freed = new Set();
       for (const step of done) {
         (step.phase === "forward" ? forward : backward).add(step.node);
@@ -135,24 +125,15 @@
       });
       show(drawing.exit.down, forward.has(data.output));
       show(drawing.exit.up, backward.has(data.output));
-      first.disabled = previous.disabled = now === 0;
-      next.disabled = now === data.steps.length;
-      const place = now ? `Step ${now} of ${data.steps.length}, ${current.phase}. ` : "";
+      const place = at ? `Step ${at} of ${data.steps.length}, ${current.phase}. ` : "";
       sentence.textContent = place + (current ? current.sentence
         : "Nothing has run yet. Press Next.");
-      slider.setAttribute("aria-valuetext", now ? `${now} of ${data.steps.length}` : "start");
+      slider.setAttribute("aria-valuetext", at ? `${at} of ${data.steps.length}` : "start");
     }
-    const go = (step) => { slider.value = step; update(); };
-    first.addEventListener("click", () => go(0));
-    previous.addEventListener("click", () => go(Number(slider.value) - 1));
-    next.addEventListener("click", () => go(Number(slider.value) + 1));
-    slider.addEventListener("input", update);
-    update();
+    start();
     drawing.nodes.forEach(({ group }) => group.classList.remove("st-current"));
     sentence.textContent = "Everything at once. Press Start, then Next, to see it happen step by step.";
   }
 
-  const start = () => document.querySelectorAll(".step-through").forEach(mount);
-  if (document.readyState === "loading") document.addEventListener("DOMContentLoaded", start);
-  else start();
+  mount("step-through", build);
 })();
