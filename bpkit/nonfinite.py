@@ -221,9 +221,9 @@ def find_inplace(model: nn.Module, loss_fn: Callable, batch: Any) -> Origin | No
         if lost is None:
             continue
         op, place = makers.get(node.index), f" at {node.line}" if node.line else ""
-        keeper = f"{node.short} ({node.operation}){place}"
+        keeper = f"{node.short} ({node.operation})"
         if lost.state == "freed":
-            why = f"The loss depends on {keeper}, which an earlier backward pass has freed."
+            why = f"The loss depends on {keeper}{place}, which an earlier backward pass has freed."
             repair = "detach what one step hands to the next: state = state.detach()"
             told = (node.operation, None, node.module, node.line)
             return Origin("backward", "second-backward", node.short, why, repair, *told)
@@ -239,7 +239,7 @@ def find_inplace(model: nn.Module, loss_fn: Callable, batch: Any) -> Origin | No
             "make a new tensor, x = x * 2 instead of x *= 2, or change x.clone()",
             module=change.module,
             line=change.line,
-            also=f"kept by {keeper}",
+            also=f"kept{place}" if place else None,
         )
     return None
 

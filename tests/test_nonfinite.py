@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from bpkit import find_nonfinite, record
+from bpkit import checkup, find_nonfinite, record
 from bpkit.nonfinite import explain, find_inplace
 
 INF = float("inf")
@@ -1069,6 +1069,17 @@ class TestInplace:
         assert origin.line.text == "y.mul_(2)"
         assert "y = torch.sigmoid(model(x))" in origin.also
         assert "SigmoidBackward0" in origin.why
+
+    def test_a_checkup_tells_each_place_once(self):
+        def loss_fn(model, x):
+            y = torch.sigmoid(model(x))
+            y += 1
+            return y.square().mean()
+
+        (fault,) = checkup(nn.Linear(3, 2), loss_fn, [torch.randn(8, 3)]).faults
+        assert fault.slug == "inplace-modified"
+        assert fault.where.count("y += 1") == fault.evidence.count("torch.sigmoid(model(x))") == 1
+        assert "forward pass" not in fault.where
 
     @pytest.mark.parametrize(
         "change",

@@ -48,12 +48,16 @@ def rules(evidence) -> Iterator[Finding]:
 
 
 def raised(evidence) -> Iterator[Finding]:
-    """PyTorch said so itself: its message is matched with the catalogue's patterns."""
+    """PyTorch said so itself: its message is matched with the catalogue's patterns. Where an origin
+    was found, ``nonfinite`` tells of it with the line that is to be changed."""
+    found = {origin.slug for _, origin in evidence.origins}
     for seen in evidence.observations:
         if seen.error is None:
             continue
         text = str(seen.error)
         for fault in for_error(text)[:1]:
+            if fault.slug in found:
+                return
             yield Finding(
                 fault.slug,
                 f"{_raised_at(seen.error, evidence.model)}, batch {seen.index}",

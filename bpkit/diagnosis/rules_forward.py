@@ -57,7 +57,8 @@ def nonfinite(evidence) -> Iterator[Finding]:
         bad = _bad_entry(evidence, place) if slug in ("nan-forward", "nan-backward") else None
         if bad is not None:  # an infinity in the data meets the first weights
             slug, repair, where = "nan-input", "", f"{place}, {bad}"
-        said = " ".join(part for part in (said, values and f"{values}.", origin.also) if part)
+        also = origin.also and origin.also[0].upper() + origin.also[1:]
+        said = " ".join(part for part in (said, values and f"{values}.", also) if part)
         yield Finding(slug, where, said, repair=repair)
 
 
