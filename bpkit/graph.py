@@ -11,10 +11,10 @@ https://docs.pytorch.org/docs/stable/autograd.html#torch.autograd.graph.Node (it
 
 from __future__ import annotations
 
+import functools
 import heapq
 import re
-from collections.abc import Iterable, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
@@ -254,11 +254,21 @@ class Graph:
         )
 
 
-@contextmanager
-def unseen():
-    """No recording, no other mode and no tensor subclass takes part in what runs in here."""
-    with torch._C.DisableTorchFunction():
-        yield
+def unseen(function: Callable | None = None) -> Any:
+    """No recording, no other mode and no tensor subclass takes part in what runs in here.
+
+    ``with unseen():`` or ``@unseen``. The context manager is one in C: an interrupt can't come
+    between its two ends, as it can in one that is written in Python.
+    """
+    if function is None:
+        return torch._C.DisableTorchFunction()
+
+    @functools.wraps(function)
+    def alone(*arguments, **keywords):
+        with torch._C.DisableTorchFunction():
+            return function(*arguments, **keywords)
+
+    return alone
 
 
 def shape_of(tensor: Tensor) -> tuple[int, ...] | None:
@@ -271,7 +281,7 @@ def times(shape: tuple[int, ...] | None) -> str:
     return "×".join(map(str, shape or ()))
 
 
-@unseen()
+@unseen
 def show(value: Any, digits: int = 4) -> str:
     """A number as text, an array as its shape; nothing for ``None``."""
     if isinstance(value, Tensor):
@@ -287,7 +297,7 @@ def show(value: Any, digits: int = 4) -> str:
     return f"{value:.{digits}g}" if isinstance(value, float) else str(value)
 
 
-@unseen()
+@unseen
 def plain(value: Any) -> Any:
     """Tensors as nested lists, without data as ``None``; complex numbers as [real, imaginary]."""
     if isinstance(value, Tensor):
@@ -305,7 +315,7 @@ def plain(value: Any) -> Any:
     return value if isinstance(value, int | float | None) else str(value)
 
 
-@unseen()
+@unseen
 def trace(output: Tensor | Iterable[Tensor] | Mapping[str, Tensor], names: Names = None) -> Graph:
     """Read the graph that autograd recorded behind ``output``.
 

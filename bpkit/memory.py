@@ -29,6 +29,7 @@ from torch.utils._pytree import tree_leaves
 
 from bpkit.batches import replaced, rows, tensors_in
 from bpkit.graph import _in_order, unseen
+from bpkit.interrupt import together
 from bpkit.preserve import preserve
 from bpkit.saved import (
     SavedBytes,
@@ -203,14 +204,14 @@ def ledger(
         raise ValueError(f"device={device!r}: expected None, or 'meta' to run without data")
     if device is None and not any(p.is_meta for p in model.parameters()):
         given = [tensor for _, tensor in tensors_in(batch)]
-        with preserve(model, *([optimizer] if optimizer else []), given):
+        with preserve(model, *([optimizer] if optimizer else []), others=given):
             return _Step(model, loss_fn, batch, optimizer).ledger()
     made = _Without()
     twin = copy.deepcopy(model, made.memo(model))
     batch = replaced(batch, lambda _, tensor: made.tensor(tensor))
     # Inside `with torch.device("meta")`, what loss_fn makes is to be where the stand-ins are.
     place = torch.device("cpu") if torch.get_default_device().type == "meta" else nullcontext()
-    with preserve(nn.Module()), made.mode, place:  # random state and modes
+    with preserve(nn.Module()), together(made.mode, place):  # random state and modes
         return _Step(twin, loss_fn, batch, optimizer, of=model).ledger()
 
 
@@ -234,8 +235,8 @@ class _Step:
         for parameter in self.parameters:
             parameter.grad = None
         self.watch = watch = Watch(self.model)
-        with watch, torch.enable_grad():
-            with watch.forward():
+        with together(watch, torch.enable_grad()):
+            with together(watch.forward()):
                 loss = self.loss()
                 self.saved = watch.saved(loss)
             forward = watch.live
@@ -330,12 +331,13 @@ class _Step:
         if self.of is None:
             return self.optimizer.step
         twins = dict(zip(self.of.parameters(), self.parameters, strict=True))
-        with unset_fake_temporarily():
+        with together(unset_fake_temporarily()):
             self.optimizer = _on_meta(self.optimizer, twins)
 
         def step() -> None:
             try:
-                with unset_fake_temporarily():  # a step reads its count, which fakes don't have
+                # A step reads its count, which fakes don't have.
+                with together(unset_fake_temporarily()):
                     self.optimizer.step()
             except RuntimeError as error:
                 raise RuntimeError(
@@ -460,8 +462,8 @@ class _Step:
             parameter.grad = None
         watch = Watch(self.model)
         try:
-            with torch.enable_grad(), watch:
-                with watch.forward(), change or nullcontext():
+            with together(torch.enable_grad(), watch):
+                with together(watch.forward(), change or nullcontext()):
                     loss = self.loss()
                     kept = watch.saved(loss).bytes
                 if loss.requires_grad:
@@ -503,14 +505,14 @@ class _Without:
                     memo[id(tensor)] = self.tensor(tensor)
         return memo
 
-    @unseen()
+    @unseen
     def tensor(self, tensor: Tensor) -> Tensor:
         if tensor.is_quantized:
             raise RuntimeError("a quantised tensor has no stand-in without data; use real devices")
         if tensor.layout != torch.strided or is_traceable_wrapper_subclass(tensor):
             return self.mode.from_tensor(tensor)
         storage = tensor.untyped_storage()
-        with self.mode, torch.no_grad():
+        with together(self.mode, torch.no_grad()):
             base = self._bases.get(address_of(storage))
             if base is None:
                 device = "cpu" if tensor.is_meta else tensor.device

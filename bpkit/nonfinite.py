@@ -32,6 +32,7 @@ from torch.overrides import TorchFunctionMode
 
 from bpkit.batches import items_in
 from bpkit.graph import Edge, Graph, Node, trace, unseen
+from bpkit.interrupt import together
 from bpkit.nonfinite_rules import (
     ALIASES,
     DROPPED,
@@ -211,7 +212,7 @@ def find_inplace(model: nn.Module, loss_fn: Callable, batch: Any) -> Origin | No
         preserve(model),
         torch.enable_grad(),
         record(model) as recording,
-        _Changes(recording) as log,
+        together(_Changes(recording)) as log,
     ):
         loss = loss_fn(model, batch)
     graph = recording.graph(loss)

@@ -13,7 +13,6 @@ import math
 import pickle
 import random
 import time
-from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from html import escape
 
@@ -23,6 +22,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 from tqdm import tqdm
 
+from bpkit.interrupt import together
+from bpkit.preserve import preserve
 from bpkit.style import Table
 
 EPSILON = torch.finfo(torch.float64).eps
@@ -100,7 +101,7 @@ def numerical_gradient(f, x, h=None, scheme="central"):
         raise ValueError(f"h is {h}, expected a positive step, or None for the default")
     point = x.detach().clone()
     gradient = torch.empty_like(point)
-    with torch.no_grad():
+    with together(torch.no_grad()):
         middle = _number(f(point), "f(x)")
         if scheme == "complex":
             point = point.to(torch.promote_types(x.dtype, torch.complex64))
@@ -271,7 +272,9 @@ def audit(model, loss_fn, batch, *, samples="auto", directions=4, seed=0, tolera
     if not (samples in (None, "auto") or (type(samples) is int and samples > 0)):
         raise ValueError(f'samples is {samples!r}, expected "auto", None (all) or a positive int')
     tolerance = TOLERANCE if tolerance is None else tolerance
-    with _prepared(model, loss_fn, batch, seed) as bench:
+    subject, kept = _subject(model)
+    with preserve(kept):
+        bench = _prepared(subject, loss_fn, batch, seed)
         sizes = {name: p.numel() for name, p in bench.trained.items()}
         counts, total = dict(sizes), sum(sizes.values())
         if isinstance(samples, int):
@@ -319,7 +322,9 @@ def directional_check(model, loss_fn, batch, *, directions=4, seed=0, h=None):
         >>> max(reading.relative_error for reading in readings) < 1e-6
         True
     """
-    with _prepared(model, loss_fn, batch, seed) as bench:
+    subject, kept = _subject(model)
+    with preserve(kept):
+        bench = _prepared(subject, loss_fn, batch, seed)
         rng, readings = np.random.default_rng(seed), []
         for _ in range(directions):
             slope, floor, move = bench.direction(list(bench.trained), rng)
@@ -509,9 +514,8 @@ class _Bench:
         return Row(name, tuple(p.shape), known.norm().item(), count, *errors, along, kink, verdict)
 
 
-@contextmanager
-def _prepared(model, loss_fn, batch, seed):
-    """A bench on float64 copies, or on the model itself; everything is put back at the end."""
+def _subject(model):
+    """What is measured: a copy, or else the model itself; and what has to be kept as it is."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"model is a {type(model).__name__}, expected an nn.Module")
     for name, p in model.named_parameters():
@@ -522,25 +526,21 @@ def _prepared(model, loss_fn, batch, seed):
                 "module once, make integers a buffer, split complex numbers in two"
             )
     try:
-        subject = copy.deepcopy(model)
+        return copy.deepcopy(model), nn.Module()
     except Exception:  # whatever it holds that cannot be copied
-        subject = model
-    with ExitStack() as undo:
-        for take, put in RANDOM:
-            undo.callback(put, take())
-        undo.callback(torch.set_default_dtype, torch.get_default_dtype())
-        torch.set_default_dtype(torch.float64)  # for what forward creates
-        for seed_generator in (torch.manual_seed, random.seed, np.random.seed):
-            seed_generator(seed)
-        for module in subject.modules():
-            undo.callback(vars(module).update, dict(vars(module)))
-            undo.callback(module._buffers.update, dict(module._buffers))
-        for tensor in (*subject.parameters(), *subject.buffers()):
-            undo.callback(setattr, tensor, "data", tensor.data)
-            tensor.data = _double(tensor.data)
-        bench = _Bench(subject, loss_fn, tree_map(_double, batch))
-        with bench.grad_mode():
-            yield bench
+        return model, model
+
+
+def _prepared(subject, loss_fn, batch, seed):
+    """A bench in float64. Call inside :func:`bpkit.preserve.preserve`."""
+    torch.set_default_dtype(torch.float64)  # for what forward creates
+    for seed_generator in (torch.manual_seed, random.seed, np.random.seed):
+        seed_generator(seed)
+    for tensor in (*subject.parameters(), *subject.buffers()):
+        tensor.data = _double(tensor.data)
+    bench = _Bench(subject, loss_fn, tree_map(_double, batch))
+    torch.set_grad_enabled(bench.grad_mode is torch.enable_grad)
+    return bench
 
 
 def _double(value):

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import copy
 import random
+import warnings
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
@@ -20,12 +21,14 @@ from torch import Tensor, nn
 from torch.nn.modules.lazy import LazyModuleMixin
 
 from bpkit.graph import unseen
+from bpkit.interrupt import Unbroken
 
 __all__ = ["preserve"]
 
 
-@contextmanager
-def preserve(model: nn.Module, *optimizers: torch.optim.Optimizer) -> Iterator[None]:
+def preserve(
+    model: nn.Module, *optimizers: torch.optim.Optimizer, others: Any = ()
+) -> AbstractContextManager[None]:
     """Whatever runs in this block, ``model`` and ``optimizers`` come out of it as they went in.
 
     On exit, also after an exception or Ctrl-C, these are back: parameters and buffers (the same
@@ -33,11 +36,16 @@ def preserve(model: nn.Module, *optimizers: torch.optim.Optimizer) -> Iterator[N
     object or ``None``) and ``requires_grad``; train/eval flags and all other attributes of the
     modules, also of modules in a plain list; the hooks of modules, parameters and optimizers; the
     optimizers' state and parameter groups; the state of PyTorch's, NumPy's and Python's random
-    numbers; grad mode and default dtype. The copies take as much memory as all of that.
+    numbers; grad mode, default dtype, anomaly mode, deterministic algorithms and the filters of
+    warnings. The copies take as much memory as all of that. ``others`` may hold further tensors
+    and generators, in a list or a dictionary.
+
+    A Ctrl-C that comes while things are put back is heard when they are.
 
     Not covered: lazy modules that have no shape yet (if the block gives them one, they keep it);
-    the inside of attributes that are no tensor, array, module, list, dict or set; and everything
-    that is neither in ``model`` nor in ``optimizers``: files, loaders, other models.
+    the graph of a tensor that had one and was changed in place; the inside of attributes that are
+    no tensor, array, generator, module, list, tuple, dict or set; and everything that is in none
+    of the arguments: files, loaders, other models.
 
     Example:
         >>> model = torch.nn.Linear(2, 1)
@@ -46,25 +54,26 @@ def preserve(model: nn.Module, *optimizers: torch.optim.Optimizer) -> Iterator[N
         >>> bool((model.weight == 0).all())
         False
     """
-    undo: list[Callable[[], None]] = []
-    seen: dict[int, Any] = {}
-    for thing in (model, *optimizers):
-        _save(thing, seen, undo)
-    undo.append(_save_modes())
-    try:
-        yield
-    finally:
-        failed: BaseException | None = None
-        for restore in undo:
-            while True:
-                try:
-                    restore()
-                except KeyboardInterrupt as error:  # once more: half a restoration is none
-                    failed = error
-                    continue
-                except Exception as error:  # the others still have to come back
-                    failed = failed or error
-                break
+    return _Preserved((model, *optimizers, others))
+
+
+class _Preserved(Unbroken):
+    def __init__(self, things: tuple[Any, ...]):
+        self._things = things
+
+    def _enter(self) -> None:
+        self._undo: list[Callable[[], None]] = []
+        _save(self._things, {}, self._undo)
+        self._undo.append(_save_modes())
+
+    def _leave(self, *_: Any) -> None:
+        failed: Exception | None = None
+        for restore in self._undo:
+            try:
+                restore()
+            except Exception as error:  # the others still have to come back
+                failed = failed or error
+        self._undo.clear()
         if failed is not None:
             raise failed
 
@@ -89,10 +98,16 @@ def _save(value: Any, seen: dict[int, Any], undo: list[Callable[[], None]]) -> N
     elif isinstance(value, list | deque):
         undo.append(_refill(value, value.extend))
         inside = value
+    elif isinstance(value, tuple):
+        inside = value
     elif isinstance(value, np.ndarray):
         undo.append(partial(np.copyto, value, value.copy()))
     elif isinstance(value, torch.Generator):
         undo.append(partial(value.set_state, value.get_state()))
+    elif isinstance(value, np.random.Generator):
+        undo.append(partial(setattr, value.bit_generator, "state", value.bit_generator.state))
+    elif isinstance(value, random.Random):
+        undo.append(partial(value.setstate, value.getstate()))
     else:
         return
     seen[id(value)] = value
@@ -111,25 +126,30 @@ def _refill(holder: Any, fill: Callable[[Any], None]) -> Callable[[], None]:
     return restore
 
 
-@unseen()
+@unseen
 def _save_tensor(tensor: Tensor) -> Callable[[], None]:
-    data, flag = tensor.data, tensor.requires_grad
+    data, flag, leaf = tensor.data, tensor.requires_grad, tensor.is_leaf
     values = _distinct(data).clone()
-    gradient = tensor.grad if tensor.is_leaf else None
-    gradient_values = None if gradient is None else gradient.detach().clone()
-    stores = ("_backward_hooks", "_post_accumulate_grad_hooks")[: 2 if tensor.is_leaf else 1]
+    gradient = tensor.grad if leaf else None
+    gradient_data = None if gradient is None else gradient.data
+    gradient_values = None if gradient is None else gradient_data.clone()
+    stores = ("_backward_hooks", "_post_accumulate_grad_hooks")[: 2 if leaf else 1]
     hooks = {store: copy.copy(getattr(tensor, store)) for store in stores}
 
-    @unseen()
+    @unseen
     @torch.no_grad()
     def restore() -> None:
-        if tensor.is_leaf:
-            tensor.data = data  # undoes another dtype, device or storage
+        if leaf and not tensor.is_leaf:  # changed in place by something that is tracked
+            tensor.detach_()
+        tensor.data = data  # undoes another dtype, device or storage
+        if leaf:
             tensor.requires_grad_(flag)
         _distinct(data).copy_(values)
         if gradient is not None:
-            gradient.copy_(gradient_values)
-        if tensor.is_leaf:
+            # Through `data`: the graph of a second derivative may have kept it, in this version.
+            gradient.data = gradient_data
+            gradient_data.copy_(gradient_values)
+        if leaf:
             tensor.grad = gradient
         for store, content in hooks.items():
             table = getattr(tensor, store)
@@ -155,6 +175,10 @@ def _save_modes() -> Callable[[], None]:
     numpy = np.random.get_state()  # noqa: NPY002  (the global one is what readers' code uses)
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
     grad, dtype = torch.is_grad_enabled(), torch.get_default_dtype()
+    anomaly = torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    filters, content = warnings.filters, warnings.filters[:]
 
     def restore() -> None:
         random.setstate(python)
@@ -164,5 +188,12 @@ def _save_modes() -> Callable[[], None]:
             torch.cuda.set_rng_state_all(cuda)
         torch.set_grad_enabled(grad)
         torch.set_default_dtype(dtype)
+        torch.autograd.set_detect_anomaly(*anomaly)
+        torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
+        if warnings.filters is not filters or filters != content:
+            filters[:] = content
+            warnings.filters = filters
+            with warnings.catch_warnings():  # says that they have changed
+                pass
 
     return restore

@@ -24,6 +24,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from types import FrameType, TracebackType
@@ -43,6 +44,7 @@ from torch.nn.modules.module import (
 from torch.overrides import TorchFunctionMode, resolve_name
 
 from bpkit.graph import Graph, Names, Node, named_tensors, shape_of, tensors_of, trace, unseen
+from bpkit.interrupt import Unbroken, together
 
 __all__ = ["Line", "Operation", "Recording", "Value", "record"]
 
@@ -167,7 +169,7 @@ class Recording:
             fill_gradients(graph, output)
         return graph
 
-    @unseen()
+    @unseen
     def _fill(self, graph: Graph, outputs: list[Tensor]) -> None:
         for tensor in outputs:
             self._value(tensor)
@@ -257,7 +259,7 @@ class Recording:
         return changed
 
 
-class record:
+class record(Unbroken):
     """``with record(names=model) as recording: ...`` writes down every operation in the block.
 
     Args:
@@ -280,14 +282,14 @@ class record:
         self.recording = Recording(names)
         self._mode = _Recorder(self.recording, names if isinstance(names, nn.Module) else None)
 
-    def __enter__(self) -> Recording:
+    def _enter(self) -> Recording:
         if self._mode.hooks:
             raise RuntimeError("this recording is already running; make another record(...)")
         self._mode.watch_modules()
         self._mode.__enter__()
         return self.recording
 
-    def __exit__(self, *exception) -> None:
+    def _leave(self, *exception) -> None:
         self._mode.__exit__(*exception)
         self._mode.stop()
 
@@ -406,6 +408,20 @@ def fill_gradients(graph: Graph, output: Tensor) -> None:
             f"gradients need one real scalar output, got shape {listed}: sum it, or take its "
             "product with a vector first"
         )
+    with together(_heard(graph)):
+        found = torch.autograd.grad(
+            tensors_of(output),
+            [GradientEdge(leaf.function, 0) for leaf in graph.leaves],  # even if frozen since
+            retain_graph=True,
+            allow_unused=True,  # a custom function may send None to one of them
+        )
+    for leaf, gradient in zip(graph.leaves, found, strict=True):
+        leaf.gradient = _copy(gradient)
+
+
+@contextmanager
+def _heard(graph: Graph) -> Iterator[None]:
+    """What a backward pass sends is written on nodes and edges."""
     handles = []
     try:
         for node in graph.operations:
@@ -417,19 +433,12 @@ def fill_gradients(graph: Graph, output: Tensor) -> None:
                     edge.gradient = _copy(gradient)
 
             handles.append(node.function.register_hook(ran))
-        found = torch.autograd.grad(
-            tensors_of(output),
-            [GradientEdge(leaf.function, 0) for leaf in graph.leaves],  # even if frozen since
-            retain_graph=True,
-            allow_unused=True,  # a custom function may send None to one of them
-        )
+        yield
     finally:
         for handle in handles:
             handle.remove()
-    for leaf, gradient in zip(graph.leaves, found, strict=True):
-        leaf.gradient = _copy(gradient)
 
 
-@unseen()
+@unseen
 def _copy(tensor: Tensor | None) -> Tensor | None:
     return None if tensor is None else tensor.detach().clone()

@@ -33,6 +33,7 @@ from torch.utils._pytree import tree_leaves
 
 from bpkit.batches import tensors_in
 from bpkit.graph import Node, _in_order, plain, unseen
+from bpkit.interrupt import together
 from bpkit.preserve import preserve
 from bpkit.record import Line, Recording, _Recorder, reader_line
 from bpkit.style import Table
@@ -179,7 +180,8 @@ def saved_bytes(fn: Callable, *args: Any, **kwargs: Any) -> SavedBytes:
     """
     model = fn if isinstance(fn, nn.Module) else None
     watch = Watch(model)
-    with preserve(nn.Module() if model is None else model), watch, watch.forward():
+    kept = nn.Module() if model is None else model
+    with preserve(kept), together(watch, watch.forward()):
         output = fn(*args, **kwargs)
         return watch.saved(output)
 
@@ -285,7 +287,7 @@ class Watch(TorchDispatchMode):
         self._packed.append(weakref.ref(packed))
         return packed
 
-    @unseen()
+    @unseen
     def saved(self, output: Any) -> SavedBytes:
         """What is kept now, while ``output`` is held; names from the graph behind it."""
         keepers, attributes = _keepers(output)
@@ -334,7 +336,7 @@ def _keepers(output: Any) -> tuple[dict[int, tuple[str, str]], list[tuple[Tensor
     return keepers, attributes
 
 
-@unseen()
+@unseen
 def storages(tensor: Tensor) -> list[torch.UntypedStorage]:
     """Where the data is: several places for a sparse tensor or a wrapper around tensors."""
     if is_traceable_wrapper_subclass(tensor):

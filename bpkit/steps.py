@@ -38,7 +38,7 @@ class Step:
     frees: bool = False
 
 
-@unseen()
+@unseen
 def steps(graph: Graph) -> list[Step]:
     """The forward and the backward pass over ``graph``, one step for each leaf and operation.
 

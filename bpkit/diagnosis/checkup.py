@@ -12,8 +12,7 @@ import math
 import statistics
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -137,14 +136,17 @@ def checkup(
         model, wrapper = model.module, model
     if any(t.is_meta for t in itertools.chain(model.parameters(), model.buffers())):
         raise ValueError("the model is on the meta device and has no values; move it to the CPU")
-    with preserve(model, *optimizers), _as_found(batches), warnings.catch_warnings():
+    with preserve(model, *optimizers, others=_generators(batches)):
         warnings.simplefilter("ignore")
         taken = _taken(batches)
-        if any(is_lazy(parameter) for parameter in model.parameters()):
-            loss_fn(model, taken[0])
-        evidence = _gather(model, loss_fn, taken, optimizers)
-        evidence.wrapper = wrapper
-        findings = [finding for part in RULES for finding in part.rules(evidence)]
+        # A backward pass leaves gradients in those, too.
+        tracked = [tensor for _, tensor in tensors_in(taken) if tensor.requires_grad]
+        with preserve(nn.Module(), others=tracked):
+            if any(is_lazy(parameter) for parameter in model.parameters()):
+                loss_fn(model, taken[0])
+            evidence = _gather(model, loss_fn, taken, optimizers)
+            evidence.wrapper = wrapper
+            findings = [finding for part in RULES for finding in part.rules(evidence)]
     return Report(findings, rules_update.undecided(evidence), _summary(evidence, len(taken)))
 
 
@@ -177,20 +179,12 @@ def _taken(batches: Iterable[Any]) -> list[Any]:
     return taken
 
 
-@contextmanager
-def _as_found(batches: Any) -> Iterator[None]:
-    """A loader's and its sampler's generators, back to the state they were in."""
+def _generators(batches: Any) -> list[torch.Generator]:
+    """A loader's and its sampler's."""
     owners = [batches, *(getattr(batches, name, None) for name in ("sampler", "batch_sampler"))]
     owners.append(getattr(owners[-1], "sampler", None))
-    generators = [
-        g for o in owners if isinstance(g := getattr(o, "generator", None), torch.Generator)
-    ]
-    states = [generator.get_state() for generator in generators]
-    try:
-        yield
-    finally:
-        for generator, state in zip(generators, states, strict=True):
-            generator.set_state(state)
+    found = [getattr(owner, "generator", None) for owner in owners]
+    return [generator for generator in found if isinstance(generator, torch.Generator)]
 
 
 def _gather(model, loss_fn, batches, optimizers) -> Checked:

@@ -18,6 +18,7 @@ from bpkit.diagnosis.calls import Calls
 from bpkit.diagnosis.evidence import Evidence
 from bpkit.diagnosis.gradients import Gradients, Slot, some
 from bpkit.diagnosis.wiring import deepest, held_at, is_compiled, norms, root_of, stacked, walk
+from bpkit.interrupt import unbroken
 
 # Nodes that are looked at, all in all, and earlier graphs that are remembered: freeing a chain of
 # more than some 30,000 nodes that Python has seen overflows the stack.
@@ -43,6 +44,7 @@ class CloserLook:
         self._tags: deque[tuple[int, weakref.ref]] = deque(maxlen=_TAGS)
         self._calls: Calls | None = None
 
+    @unbroken
     def start(self) -> None:
         if self.open or self._muted:
             return
@@ -56,6 +58,7 @@ class CloserLook:
             self._tell_gradients()
             self._calls.start()
 
+    @unbroken
     def stop(self) -> dict[str, Any]:
         """End the look, if there is one; returns its part of a sample."""
         if not self.open:

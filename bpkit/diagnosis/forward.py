@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from bpkit.batches import tensors_in
 from bpkit.graph import Graph, Node
+from bpkit.interrupt import together
 from bpkit.record import Operation, Recording, Value, record
 
 # They read a tensor but nothing of its values.
@@ -223,7 +224,7 @@ def observe(
     plain = [m for m in model.modules() if not isinstance(m, torch.jit.ScriptModule)]
     hooks = [m.register_forward_pre_hook(entered) for m in plain]
     loss = error = None
-    with warnings.catch_warnings(record=True) as caught:
+    with together(warnings.catch_warnings(record=True)) as caught:
         warnings.simplefilter("always")
         try:
             with record(model) as recording:

@@ -8,7 +8,7 @@ undecided. Call inside :func:`bpkit.preserve.preserve`.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from bpkit.batches import replaced, rows, tensors_in
 from bpkit.diagnosis.forward import Flow
+from bpkit.interrupt import together
 from bpkit.numeric import numerical_gradient
 from bpkit.preserve import preserve
 from bpkit.record import Operation, Recording, Value, record
@@ -42,7 +43,7 @@ def evaluating(model: nn.Module):
 def recorded(model: nn.Module, loss_fn: LossFn, batch: Any, seed: int = 0) -> Recording | None:
     """A recording of ``loss_fn`` in evaluation mode, from the same random state each time."""
     # A state that the model keeps (a hidden state, a memory) is the same at each start.
-    with preserve(model), evaluating(model), torch.random.fork_rng(devices=[]):
+    with preserve(model), together(evaluating(model)):
         torch.manual_seed(seed)
         try:
             with record(model) as recording:
@@ -347,6 +348,30 @@ def _identity(function: type, inputs: list, place: int, result: Tensor) -> bool:
     return torch.equal(function.apply(*moved), moved[place])
 
 
+@contextmanager
+def _logged(functions: set[type]) -> Iterator[dict[type, tuple]]:
+    """The arguments of the first call of each custom function, as far as it is called."""
+    calls: dict[type, tuple] = {}
+    kept = {function: vars(function).get("forward") for function in functions}
+    for function in functions:
+
+        def logged(*arguments, _inner=function.forward, _function=function):
+            calls.setdefault(_function, arguments)
+            return _inner(*arguments)
+
+        function.forward = staticmethod(logged)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield calls
+    finally:
+        for function, own in kept.items():
+            if own is None:
+                del function.forward
+            else:
+                function.forward = own
+
+
 @dataclass
 class WrongBackward:
     """What a custom function's backward returned, and what differences say, at one entry."""
@@ -365,28 +390,11 @@ def custom_backward(
     What is meant that way is left alone: an identity forward (a reversed or scaled gradient) and
     entries whose true derivative is zero (straight-through and surrogate gradients).
     """
-    calls: dict[type, tuple] = {}
-    kept = {function: vars(function).get("forward") for function in functions}
-    for function in functions:
-        inner = function.forward
-
-        def logged(*arguments, _inner=inner, _function=function):
-            calls.setdefault(_function, arguments)
-            return _inner(*arguments)
-
-        function.forward = staticmethod(logged)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with together(_logged(functions)) as calls:
             loss_fn(model, batch)
     except Exception:
         return []
-    finally:
-        for function, own in kept.items():
-            if own is None:
-                del function.forward
-            else:
-                function.forward = own
     found = []
     for function, arguments in calls.items():
         if "setup_context" not in vars(function):

@@ -45,7 +45,7 @@ class Series:
         return self._rows
 
 
-@unseen()
+@unseen
 def numbers(rows: list[dict[str, Any]]) -> None:
     """Replace the tensors in ``rows`` by floats or lists of floats; one transfer for each kind."""
     kinds: dict[Any, list[tuple[Any, Any, Tensor]]] = {}

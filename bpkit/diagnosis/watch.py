@@ -21,9 +21,10 @@ from bpkit.diagnosis.dashboard import draw
 from bpkit.diagnosis.evidence import Evidence
 from bpkit.diagnosis.recorder import Recorder
 from bpkit.diagnosis.report import Report
+from bpkit.interrupt import Unbroken
 
 
-class watch:
+class watch(Unbroken):
     """Record a training loop: ``with watch(model, optimizer) as log: ...``.
 
     Args:
@@ -53,7 +54,7 @@ class watch:
     def __init__(self, model: nn.Module, *optimizers: Optimizer, every: int = 10):
         self._recorder = Recorder(model, *optimizers, every=every)
 
-    def __enter__(self) -> watch:
+    def _enter(self) -> watch:
         self._recorder.__enter__()
         evidence, model = self._recorder.evidence, self._recorder.model
         if not evidence.trainable_at_start:
@@ -61,7 +62,7 @@ class watch:
             evidence.trainable_at_start = flags
         return self
 
-    def __exit__(self, *exception) -> None:
+    def _leave(self, *exception) -> None:
         self._recorder.__exit__(*exception)
 
     @property

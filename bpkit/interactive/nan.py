@@ -22,7 +22,7 @@ LOOK = {"": ("fr-fine", style.FAINT), "NaN": ("fr-nan", "#FFC18F")}
 INFINITE = ("fr-inf", "#A9D8F5")
 
 
-@unseen()
+@unseen
 def nan_walk(recording: Recording, loss: Tensor) -> Frames:
     """From a NaN loss back to the operation that made it, one operation at a time.
 
