@@ -9,13 +9,15 @@ Source: https://docs.python.org/3/library/signal.html#note-on-signal-handlers-an
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
-from types import FrameType
+from types import FrameType, TracebackType
 from typing import Any, ParamSpec, TypeVar
 
 P, R = ParamSpec("P"), TypeVar("R")
@@ -50,6 +52,8 @@ class Unbroken:
 
     def __exit__(self, *exception: Any) -> bool | None:
         try:
+            if isinstance(exception[1], KeyboardInterrupt):
+                _finish(exception[2])
             return self._leave(*exception)
         finally:
             _stop(self._heard)
@@ -94,6 +98,19 @@ def unbroken(function: Callable[P, R]) -> Callable[P, R]:
     return run
 
 
+def _finish(trace: TracebackType | None) -> None:
+    """End the generators whose ``with`` block the interrupt has left without ending them.
+
+    PyTorch takes a mode off its stack with one, for the time of a call, and puts it back behind
+    its ``yield``. An interrupt that comes as ``__exit__`` begins keeps it from that until the
+    traceback is forgotten, which may be long after the mode has been left.
+    """
+    for frame, _ in reversed([*traceback.walk_tb(trace)]):
+        manager = frame.f_locals.get("self")
+        if frame.f_code.co_filename == contextlib.__file__ and hasattr(manager, "gen"):
+            manager.gen.close()
+
+
 _WHOLE = {Unbroken.__enter__.__code__, Unbroken.__exit__.__code__}
 _waiting: list[int] = []
 _before: list[Any] = []  # for each Unbroken that is entered, the handler that it found
@@ -129,12 +146,12 @@ def _listen() -> bool:
     """Keep interrupts waiting, if they come at all: to the main thread, unless switched off."""
     if threading.current_thread() is not threading.main_thread():
         return False
+    if not _before:
+        _waiting.clear()
     found = signal.getsignal(signal.SIGINT)
     if not callable(found):
         return False
     signal.signal(signal.SIGINT, _interrupted)
-    if not _before:
-        _waiting.clear()
     _before.append(found)
     return True
 

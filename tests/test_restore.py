@@ -30,6 +30,7 @@ from torch.overrides import _get_current_function_mode_stack
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 import bpkit
+from bpkit import interrupt
 from bpkit.memory import ledger
 from bpkit.nonfinite import find_inplace
 from bpkit.preserve import preserve
@@ -445,8 +446,8 @@ FAULTS = ["error in loss_fn", "interrupt in loss_fn", "SIGINT", "SIGINT", "SIGIN
 
 
 class Points:
-    """Counts the points where CPython takes a signal, all of them and those on an edge: while a
-    context manager is entered or left, or in bpkit.preserve. Sends SIGINT at number ``at``."""
+    """Counts the points where CPython takes a signal, all of them and those on an edge. Sends
+    SIGINT at number ``at`` of them."""
 
     def __init__(self, at=None, edge=False):
         self.at, self.edge, self.seen, self.where = at, edge, [0, 0], None
@@ -464,17 +465,18 @@ class Points:
 
 
 def on_an_edge(frame):
-    for _ in range(6):
+    """Something is being entered, left or restored: here, in the caller or in its caller."""
+    for _ in range(3):
         if frame is None:
             return False
         code = frame.f_code
-        if code.co_name in ("__enter__", "__exit__") or code.co_filename == preserve_file:
+        if code.co_name in EDGES or code.co_filename in (contextlib.__file__, interrupt.__file__):
             return True
         frame = frame.f_back
     return False
 
 
-preserve_file = sys.modules["bpkit.preserve"].__file__
+EDGES = {"__enter__", "__exit__", "_enter", "_leave", "restore"}
 
 
 def place(frame):
@@ -537,14 +539,13 @@ def _table():
 def _as_before():
     """A trial that fails must not be the reason that the next one does."""
     assert threading.current_thread() is threading.main_thread()
-    before, handler = modes(), signal.getsignal(signal.SIGINT)
+    handler = signal.getsignal(signal.SIGINT)
     yield
     torch.set_grad_enabled(True)
     torch.set_default_dtype(torch.float32)
     torch.use_deterministic_algorithms(False)
     torch.autograd.set_detect_anomaly(False)
     signal.signal(signal.SIGINT, handler)
-    assert "wrapped" not in different(before, modes())
 
 
 def draw(seed):
@@ -565,5 +566,9 @@ def test_trial(seed):
     assert not lost, f"{told}, undisturbed, {ended}: not as before"
     ended, where, *_ = run(helper, setting, fault, share, points, calls)
     fell[name, fault, f"{where}, then {ended}"] += 1
+    told = f"{told}, {fault} at {where}, then {ended}"
+    assert where == "(nowhere)" or "error" in fault or ended == "KeyboardInterrupt", told
     lost = different(before, picture(setting, not trains))
-    assert not lost, f"{told}, {fault} at {where}, then {ended}: not as before"
+    if trains and "." not in where:  # PyTorch's own code in the reader's block: not our grad mode
+        lost = [name for name in lost if name != "grad mode"]
+    assert not lost, f"{told}: not as before"
