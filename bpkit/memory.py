@@ -29,7 +29,7 @@ from torch.utils._pytree import tree_leaves
 
 from bpkit.batches import replaced, rows, tensors_in
 from bpkit.graph import _in_order, unseen
-from bpkit.interrupt import together
+from bpkit.interrupt import together, unbroken
 from bpkit.preserve import preserve
 from bpkit.saved import (
     SavedBytes,
@@ -172,7 +172,8 @@ def ledger(
     in ``.grad``. Up to three more forward and backward passes tell what the peak is with repeated
     blocks checkpointed, with half the batch, and under ``torch.autocast`` in bfloat16. Model,
     batch, gradients, optimizer and random state are left as found;
-    :func:`bpkit.preserve.preserve` copies them for that, unless ``device="meta"``.
+    :func:`bpkit.preserve.preserve` copies them for that, unless ``device="meta"``, where Ctrl-C is
+    heard at the end.
 
     Without data, the counts are those of the device, with three exceptions: the workspace of
     ``nn.LSTM`` on a CPU (said under ``estimated``), the peak inside a fused optimizer's step, and
@@ -212,7 +213,8 @@ def ledger(
     # Inside `with torch.device("meta")`, what loss_fn makes is to be where the stand-ins are.
     place = torch.device("cpu") if torch.get_default_device().type == "meta" else nullcontext()
     with preserve(nn.Module()), together(made.mode, place):  # random state and modes
-        return _Step(twin, loss_fn, batch, optimizer, of=model).ledger()
+        # An interrupt inside FakeTensorMode can make PyTorch end the whole process.
+        return unbroken(_Step(twin, loss_fn, batch, optimizer, of=model).ledger)()
 
 
 class _Step:
@@ -505,6 +507,7 @@ class _Without:
                     memo[id(tensor)] = self.tensor(tensor)
         return memo
 
+    @unbroken
     @unseen
     def tensor(self, tensor: Tensor) -> Tensor:
         if tensor.is_quantized:

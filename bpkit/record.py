@@ -41,7 +41,13 @@ from torch.nn.modules.module import (
     register_module_forward_hook,
     register_module_forward_pre_hook,
 )
-from torch.overrides import TorchFunctionMode, resolve_name
+from torch.overrides import (
+    TorchFunctionMode,
+    _len_torch_function_stack,
+    _pop_mode,
+    _push_mode,
+    resolve_name,
+)
 
 from bpkit.graph import Graph, Names, Node, named_tensors, shape_of, tensors_of, trace, unseen
 from bpkit.interrupt import Unbroken, together
@@ -290,8 +296,20 @@ class record(Unbroken):
         return self.recording
 
     def _leave(self, *exception) -> None:
-        self._mode.__exit__(*exception)
         self._mode.stop()
+        take_off(self._mode)
+
+
+def take_off(mode: TorchFunctionMode) -> None:
+    """Off the stack of modes, wherever it stands there.
+
+    It need not be the last one, nor there at all: PyTorch takes modes off for the time of a call,
+    and an interrupt in that moment loses one.
+    """
+    stack = [_pop_mode() for _ in range(_len_torch_function_stack())]
+    for other in reversed(stack):
+        if other is not mode:
+            _push_mode(other)
 
 
 class _Recorder(TorchFunctionMode):

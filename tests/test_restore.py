@@ -434,6 +434,8 @@ HELPERS = {  # name: (what runs, whether it trains the model, how often it is dr
     "find_inplace": (lambda s, f: find_inplace(s.model, f, s.batch), False, 2),
     "ledger": (lambda s, f: ledger(s.model, f, s.batch, s.optimizers[0] if s.optimizers else None),
                False, 3),
+    "ledger, no data": (lambda s, f: ledger(s.model, f, s.batch, *s.optimizers[:1], device="meta"),
+                        False, 2),
     "saved_bytes": (lambda s, f: saved_bytes(s.model, s.batch["x"]), False, 2),
     "preserve": (in_preserve, False, 4),
     "watch": (in_watch, True, 4),
@@ -539,7 +541,8 @@ def _table():
 def _as_before():
     """A trial that fails must not be the reason that the next one does."""
     assert threading.current_thread() is threading.main_thread()
-    handler = signal.getsignal(signal.SIGINT)
+    # A process that a shell has started in the background ignores it.
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     torch.set_grad_enabled(True)
     torch.set_default_dtype(torch.float32)

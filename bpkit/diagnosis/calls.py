@@ -24,7 +24,7 @@ from torch.nn.modules.module import (
 from torch.nn.utils import clip_grad
 from torch.overrides import TorchFunctionMode, _len_torch_function_stack, _pop_mode, _push_mode
 
-from bpkit.record import reader_line
+from bpkit.record import reader_line, take_off
 
 # Results that are exactly zero where the unit is off, and those that flatten out on both sides.
 _CUTTING = frozenset(
@@ -106,10 +106,7 @@ class Calls(TorchFunctionMode):
     def stop(self) -> None:
         for hook in self._hooks:
             hook.remove()
-        stack = [_pop_mode() for _ in range(_len_torch_function_stack())]
-        for mode in reversed(stack):
-            if mode is not self:
-                _push_mode(mode)
+        take_off(self)
         for activation in self.activations.values():
             activation["followers"] = self._weighted - activation["followers"]
         for result, call in self._results:
