@@ -3,7 +3,6 @@
 import copy
 import dataclasses
 import random
-import sys
 import warnings
 from collections import namedtuple
 from types import SimpleNamespace
@@ -17,7 +16,6 @@ from torch.optim import optimizer as optimizer_module
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
-import bpkit
 from bpkit import checkup, find_nonfinite
 from bpkit.data import digits
 from bpkit.diagnosis.checkup import _gather
@@ -246,46 +244,6 @@ def test_find_nonfinite_leaves_everything_as_it_was(seed, error):
         fuse = Fuse(burns, error("burnt")) if error else Fuse()
         raised = raised_by(find_nonfinite, model, fuse.loss, batch)
         assert raised is (fuse.error if error and fuse.count >= burns else None)
-        assert_same(before, picture(model, optimizers, loader))
-
-
-def interrupt_at(line, run):
-    """Ctrl-C at the n-th line of bpkit that ``run`` executes; how many lines there were."""
-    folder = str(bpkit.__path__[0])
-    seen = 0
-
-    def trace(frame, event, _):
-        nonlocal seen
-        if not frame.f_code.co_filename.startswith(folder):
-            return None
-        if event == "line":
-            seen += 1
-            if seen == line:
-                raise KeyboardInterrupt
-        return trace
-
-    old = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        run()
-    except KeyboardInterrupt:
-        pass
-    finally:
-        sys.settrace(old)
-    return seen
-
-
-@pytest.mark.parametrize("seed", [1, 2, 7])
-def test_ctrl_c_at_any_line(seed):
-    model, optimizers, loader, lot = by_lot(seed)
-    before = picture(model, optimizers, loader)
-
-    def run():
-        checkup(model, Fuse().loss, loader, optimizers)
-
-    count = interrupt_at(0, run)
-    for _ in range(4):
-        interrupt_at(lot.randint(1, count), run)
         assert_same(before, picture(model, optimizers, loader))
 
 

@@ -2,6 +2,7 @@
 
 import copy
 import random
+import warnings
 from contextlib import nullcontext
 
 import numpy as np
@@ -28,6 +29,8 @@ class Net(nn.Module):
         self.history = {"norms": [1.0]}
         self.table_of_numbers = np.arange(3.0)
         self.generator = torch.Generator().manual_seed(5)
+        self.generators = [np.random.default_rng(5), random.Random(5)]
+        self.memory = (torch.ones(2), [torch.ones(2)])
 
     def forward(self, x):
         h = torch.relu(self.norm(self.first(self.table(x))))
@@ -66,14 +69,16 @@ def picture(model, optimizers):
     modules = all_modules(model)
     tensors = [t for _, m in modules for t in (*m._parameters.values(), *m._buffers.values())]
     objects = [id(v) for _, m in modules for v in vars(m).values()]
+    objects += [id(t) for t in model.memory[1]]
     objects += [id(t) for t in tensors] + [id(t.grad) for t in tensors if t is not None]
     values = {
         "tensors": [dense(t) for t in tensors],
         "gradients": [dense(t.grad) for t in tensors if t is not None],
         "flags": [(t.requires_grad, t.dtype) for t in tensors if t is not None],
         "attributes": {n: {k: copy.deepcopy(v) for k, v in vars(m).items() if k != "hidden"
-                           and not isinstance(v, torch.Generator)} for n, m in modules},
-        "generator": model.generator.get_state(),
+                           and "generator" not in k} for n, m in modules},
+        "generators": [model.generator.get_state(), model.generators[0].bit_generator.state,
+                       model.generators[1].getstate()],
         "hooks": [(len(t._backward_hooks or ()), len(t._post_accumulate_grad_hooks or ()))
                   for t in tensors if t is not None],
         "states": [o.state_dict()["state"] for o in map(copy.deepcopy, optimizers)],
@@ -82,7 +87,8 @@ def picture(model, optimizers):
         "members": [[id(p) for g in o.param_groups for p in g["params"]] for o in optimizers],
         "optimizer hooks": [len(o._optimizer_step_pre_hooks) for o in optimizers],
         "random": (random.getstate(), np.random.get_state(), torch.get_rng_state()),  # noqa: NPY002
-        "modes": (torch.is_grad_enabled(), torch.get_default_dtype()),
+        "modes": (torch.is_grad_enabled(), torch.get_default_dtype(), torch.is_anomaly_enabled(),
+                  torch.are_deterministic_algorithms_enabled(), warnings.filters[:]),
     }  # fmt: skip
     return objects, values
 
@@ -121,6 +127,10 @@ def meddle(model, optimizers, x):
     with torch.no_grad():
         model.hidden[0].weight.fill_(float("nan"))
     torch.rand(2, generator=model.generator)
+    model.generators[0].random()
+    model.generators[1].random()
+    model.memory[0].zero_()
+    model.memory[1][0] = torch.zeros(2)
     model.last.bias.grad = None
     model.eval()
     model.double()
@@ -131,11 +141,17 @@ def meddle(model, optimizers, x):
     torch.rand(3)
     torch.set_default_dtype(torch.float64)
     torch.set_grad_enabled(False)
+    torch.autograd.set_detect_anomaly(True)
+    torch.use_deterministic_algorithms(True)
+    warnings.simplefilter("error")
 
 
 @pytest.fixture(autouse=True)
 def _modes():
-    yield
+    with warnings.catch_warnings():
+        yield
+    torch.autograd.set_detect_anomaly(False)
+    torch.use_deterministic_algorithms(False)
     torch.set_default_dtype(torch.float32)
     torch.set_grad_enabled(True)
 
@@ -224,3 +240,39 @@ def test_a_stale_parameter_of_the_optimizer_is_restored_too():
         optimizer.step()
     assert stale.grad is None
     assert torch.equal(stale, torch.ones(2))
+
+
+def test_a_leaf_that_a_tracked_change_made_a_result_is_a_leaf_again():
+    model = nn.Linear(2, 2)
+    model.register_buffer("average", torch.zeros(2))
+    with preserve(model):
+        model.average.add_(model.bias)  # nobody detached it
+        assert model.average.requires_grad
+    assert model.average.is_leaf
+    assert not model.average.requires_grad
+    assert torch.equal(model.average, torch.zeros(2))
+
+
+def test_a_gradient_of_another_dtype_comes_back_into_its_memory():
+    model = nn.Linear(2, 2)
+    model(torch.ones(1, 2)).sum().backward()
+    gradient = model.bias.grad
+    place = gradient.data_ptr()
+    with preserve(model):
+        model.double()  # converts gradients as well
+        model.bias.grad.zero_()
+    assert model.bias.grad is gradient
+    assert gradient.dtype == torch.float32
+    assert gradient.data_ptr() == place
+    assert torch.equal(gradient, torch.ones(2))
+
+
+def test_a_gradient_with_a_graph_can_still_be_differentiated():
+    model = nn.Linear(2, 1)
+    weight = model.weight
+    (gradient,) = torch.autograd.grad((weight**3).sum(), weight, create_graph=True)
+    weight.grad = gradient
+    penalty = gradient.square().sum()  # keeps the gradient for its own backward pass
+    with preserve(model):
+        weight.grad = None
+    penalty.backward()

@@ -7,7 +7,7 @@ KeyboardInterrupt out of ``loss_fn``, or a real SIGINT at one of the points wher
 signal: at the start of a Python function or behind a call of a C function, in ``bpkit``, in
 PyTorch or in the reader's code.
 
-    RESTORE_TRIALS=1000 nice pytest tests/test_restore.py -s     # instead of 50; -s for the table
+    RESTORE_TRIALS=1000 nice pytest tests/test_restore.py -s  # instead of 50; -s for the table
     RESTORE_TRIALS=1000 pytest "tests/test_restore.py::test_trial[617]"    # a single one again
 """
 
@@ -19,6 +19,7 @@ import sys
 import threading
 import warnings
 from collections import Counter, deque
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -30,7 +31,7 @@ from torch.overrides import _get_current_function_mode_stack
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 import bpkit
-from bpkit import interrupt
+from bpkit import interrupt as interrupt_module
 from bpkit.memory import ledger
 from bpkit.nonfinite import find_inplace
 from bpkit.preserve import preserve
@@ -435,7 +436,7 @@ HELPERS = {  # name: (what runs, whether it trains the model, how often it is dr
     "ledger": (lambda s, f: ledger(s.model, f, s.batch, s.optimizers[0] if s.optimizers else None),
                False, 3),
     "ledger, no data": (lambda s, f: ledger(s.model, f, s.batch, *s.optimizers[:1], device="meta"),
-                        False, 2),
+                        False, 1),
     "saved_bytes": (lambda s, f: saved_bytes(s.model, s.batch["x"]), False, 2),
     "preserve": (in_preserve, False, 4),
     "watch": (in_watch, True, 4),
@@ -472,13 +473,14 @@ def on_an_edge(frame):
         if frame is None:
             return False
         code = frame.f_code
-        if code.co_name in EDGES or code.co_filename in (contextlib.__file__, interrupt.__file__):
+        if code.co_name in EDGES or code.co_filename in EDGE_FILES:
             return True
         frame = frame.f_back
     return False
 
 
 EDGES = {"__enter__", "__exit__", "_enter", "_leave", "restore"}
+EDGE_FILES = {contextlib.__file__, interrupt_module.__file__}
 
 
 def place(frame):
@@ -575,3 +577,156 @@ def test_trial(seed):
     if trains and "." not in where:  # PyTorch's own code in the reader's block: not our grad mode
         lost = [name for name in lost if name != "grad mode"]
     assert not lost, f"{told}: not as before"
+
+
+# The edges one by one: what the trials meet by chance
+
+
+def interrupt():
+    signal.raise_signal(signal.SIGINT)
+
+
+def small():
+    torch.manual_seed(0)
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    batch = {"x": torch.randn(3, 2)}
+    loader = SimpleNamespace(generator=None)
+    return SimpleNamespace(model=model, optimizers=[optimizer], batch=batch, loader=loader)
+
+
+def a_step(setting, loss_fn):
+    with preserve(setting.model, *setting.optimizers):
+        setting.model.weight.data.zero_()
+        with bpkit.record(setting.model):
+            loss_fn(setting.model, setting.batch)
+        setting.optimizers[0].state.clear()
+        torch.rand(1)
+
+
+def test_interrupted_at_each_point_of_entering_and_leaving():
+    setting = small()
+    setting.loss_fn = lambda model, batch: model(batch["x"]).sum()
+    before = picture(setting)
+    run(a_step, setting)  # the second time, caches are filled
+    *_, points, _ = run(a_step, setting)
+    assert points[1] > 100
+    for point in range(0, points[1] - 1, 1 if TRIALS > 50 else 3):
+        ended, where, *_ = run(
+            a_step, setting, "SIGINT at an edge", (point + 0.5) / points[1], points
+        )
+        assert ended == "KeyboardInterrupt", (point, where, ended)
+        lost = different(before, picture(setting))
+        assert not lost, (point, where, lost)
+
+
+def test_an_interrupt_in_the_block_is_raised_at_once():
+    log = []
+    with pytest.raises(KeyboardInterrupt), Slow(log, ""):
+        log.append(interrupt())
+    assert log == ["entered", "left"]
+
+
+class Slow(interrupt_module.Unbroken):
+    """Interrupted while it enters and while it leaves."""
+
+    def __init__(self, log, when):
+        self.log, self.when = log, when
+
+    def _enter(self):
+        if self.when == "entering":
+            interrupt()
+        self.log.append("entered")
+
+    def _leave(self, *_):
+        if self.when == "leaving":
+            interrupt()
+        self.log.append("left")
+
+
+@pytest.mark.parametrize("when", ["entering", "leaving"])
+def test_an_interrupt_on_an_edge_waits_for_its_end(when):
+    log = []
+    with pytest.raises(KeyboardInterrupt), Slow(log, when):
+        log.append("inside")
+    assert log == {"entering": ["entered", "left"], "leaving": ["entered", "inside", "left"]}[when]
+
+
+@pytest.mark.parametrize("when", ["entering", "leaving"])
+def test_it_waits_for_the_outermost_end(when):
+    log, outer = [], []
+    together = interrupt_module.together
+    with pytest.raises(KeyboardInterrupt), together(Slow(log, when), Slow(outer, "")):
+        log.append("inside")
+    assert log.count("entered") == log.count("left") == len(outer) / 2 == 1
+    assert ("inside" in log) == (when == "leaving")
+
+
+def test_the_handler_is_the_readers_own():
+    heard = []
+    signal.signal(signal.SIGINT, lambda *_: heard.append("mine"))
+    with Slow(heard, "leaving"):
+        interrupt()
+        with Slow([], ""):
+            interrupt()
+    assert heard == ["entered", "mine", "mine", "left", "mine"]
+    interrupt()
+    assert heard.count("mine") == 4
+
+
+def test_a_handler_set_in_the_block_stays():
+    heard = []
+    with Slow([], ""):
+        signal.signal(signal.SIGINT, lambda *_: heard.append("mine"))
+        with Slow([], "leaving"):
+            pass
+        assert heard == ["mine"]
+    interrupt()
+    assert heard == ["mine", "mine"]
+
+
+def test_what_is_ignored_stays_ignored():
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with Slow([], "leaving"):
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+
+
+def test_other_threads_have_no_interrupts():
+    handlers = []
+
+    def run_there():
+        with Slow([], ""):
+            handlers.append(signal.getsignal(signal.SIGINT))
+
+    thread = threading.Thread(target=run_there)
+    thread.start()
+    thread.join()
+    assert handlers == [signal.default_int_handler]
+
+
+def test_what_an_interrupt_left_halfway_is_ended_with_the_block():
+    """PyTorch takes a mode off its stack for a call; the traceback keeps it from coming back."""
+    log = []
+
+    @contextlib.contextmanager
+    def off():
+        log.append("off")
+        yield
+        log.append("never, after an error")
+
+    @contextlib.contextmanager
+    def back():
+        try:
+            yield
+        finally:
+            log.append("back")
+
+    def profile(frame, event, _):
+        if event == "call" and frame.f_code.co_name == "__exit__":
+            sys.setprofile(None)
+            interrupt()
+
+    with pytest.raises(KeyboardInterrupt) as kept, interrupt_module.together(), off(), back():
+        sys.setprofile(profile)
+    assert log == ["off", "back"]
+    del kept
