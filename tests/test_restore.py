@@ -730,3 +730,30 @@ def test_what_an_interrupt_left_halfway_is_ended_with_the_block():
         sys.setprofile(profile)
     assert log == ["off", "back"]
     del kept
+
+
+class Mine(torch.overrides.TorchFunctionMode):
+    """A mode of the reader's own."""
+
+    def __torch_function__(self, function, types, arguments=(), keywords=None):
+        return function(*arguments, **(keywords or {}))
+
+
+def test_a_recording_whose_mode_was_lost_leaves_the_readers_mode_and_no_hooks():
+    before = modes()
+    with Mine() as mine:
+        with bpkit.record():
+            torch.overrides._pop_mode()  # and interrupted before it could put it back
+        assert _get_current_function_mode_stack() == [mine]
+    assert not different(before, modes())
+
+
+def test_checkup_leaves_no_gradient_in_the_batch():
+    setting = small()
+    setting.batch["x"].requires_grad_()
+    report = bpkit.checkup(
+        setting.model, lambda model, batch: model(batch["x"]).square().mean(), [setting.batch],
+        setting.optimizers,
+    )  # fmt: skip
+    assert report.ok
+    assert setting.batch["x"].grad is None
