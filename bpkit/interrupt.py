@@ -20,6 +20,8 @@ from contextlib import AbstractContextManager, ExitStack
 from types import FrameType, TracebackType
 from typing import Any, ParamSpec, TypeVar
 
+import torch
+
 P, R = ParamSpec("P"), TypeVar("R")
 
 
@@ -37,7 +39,7 @@ class Unbroken:
         raise NotImplementedError
 
     def __enter__(self) -> Any:
-        self._heard = _listen()
+        self._heard, self._grad = _listen(), torch.is_grad_enabled()
         try:
             value = self._enter()
         except BaseException:
@@ -54,6 +56,8 @@ class Unbroken:
         try:
             if isinstance(exception[1], KeyboardInterrupt):
                 _finish(exception[2])
+                # As one on the edge of a `no_grad` leaves the wrong one.
+                torch._C._set_grad_enabled(self._grad)
             return self._leave(*exception)
         finally:
             _stop(self._heard)
