@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._C import DisableTorchFunction
+from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.compiler import is_compiling
 from torch.nn.modules.module import (
     register_module_forward_hook,
@@ -148,6 +149,8 @@ class Calls(TorchFunctionMode):
 
     def _activation(self, stem: str, result: Tensor, frame: Any) -> None:
         if not result.is_floating_point() or result.numel() == 0 or result.is_nested:
+            return
+        if is_functorch_wrapped_tensor(result):  # what is counted of it dies with its vmap
             return
         values = result.detach()
         activation = {"function": stem, "gate": False, "followers": self._weighted}
