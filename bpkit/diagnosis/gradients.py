@@ -83,6 +83,8 @@ class Gradients:
         self._marks: list[tuple[int, int] | None] = []
         self.wasted = 0
         self.zeroed_in_place = False
+        # One for all: however many gradients were assigned, no backward pass was seen.
+        self._elsewhere = Backward(seen=False)
 
     def slot(self, parameter: Tensor, name: str) -> Slot:
         """The slot of ``parameter``, a new one if need be."""
@@ -91,7 +93,7 @@ class Gradients:
             slot = self.slots[id(parameter)] = Slot(parameter, name)
             gradient = parameter.grad
             if gradient is not None:  # from before: nobody knows whether a step has used it
-                slot.mark, slot.fed = (id(gradient), gradient._version), [Backward(seen=False)]
+                slot.mark, slot.fed = (id(gradient), gradient._version), [self._elsewhere]
             self._arrange()
         return slot
 
@@ -166,7 +168,7 @@ class Gradients:
             self.note("changed_after_step", when=when, parameters=some(late))
         new = [slot for slot in full if not slot.used or slot.other]
         for slot in new:
-            slot.fed, slot.used, slot.moved = [Backward(seen=False)], False, True
+            slot.fed, slot.used, slot.moved = [self._elsewhere], False, True
         if new:
             self.note("gradient_from_elsewhere", when=when, parameters=some(new))
 
