@@ -64,6 +64,8 @@ class _Owner:
     row: dict[str, Any] | None = None  # of the step that is being made
     sample: dict[str, Any] | None = None
     kept: list[Slot] = field(default_factory=list)  # whose weights are kept over this step
+    free: list[bool] = field(default_factory=list)  # requires_grad of the slots at its last step
+    thawed: set[Slot] = field(default_factory=set)  # frozen at a step, trainable at a later one
     sizes: list[Tensor] = field(default_factory=list)  # and their norms
     held: list[Slot] = field(default_factory=list)  # whose gradient is held for the next step
 
@@ -247,6 +249,7 @@ class Recorder:
         if self._backward is not None:  # a step from within a backward pass, by a hook
             self._arrived(self._backward)
         self._outside("before step")
+        self._see_flags(owner)
         fed = [slot for slot in owner.slots if slot.fed]
         backwards = list(dict.fromkeys(b for slot in fed for b in slot.fed))
         stale = [slot for slot in fed if slot.stale]
@@ -289,6 +292,20 @@ class Recorder:
         owner.held = fed if self._looks_at(owner.facts["steps"] + 2) else []
         for slot in owner.held:
             slot.hold(copy=self._gradients.zeroed_in_place)
+
+    def _see_flags(self, owner: _Owner) -> None:
+        """Which of its parameters are frozen at this step, those left out that were thawed once.
+
+        At each step: who freezes parts in turn may do so in step with the closer looks.
+        """
+        free = [slot.parameter.requires_grad for slot in owner.slots]
+        if free == owner.free:
+            return
+        pairs = zip(owner.slots, owner.free, free, strict=False)  # new ones come at the end
+        owner.thawed |= {slot for slot, before, now in pairs if now and not before}
+        owner.free = free
+        frozen = (s for s, now in zip(owner.slots, free, strict=True) if not now)
+        owner.facts["frozen_at_step"] = [s.name for s in frozen if s not in owner.thawed]
 
     def _why_empty(self, owner: _Owner) -> str:
         """The fact of a step that finds nothing new."""
@@ -454,6 +471,7 @@ class Recorder:
             "last": 0,
             "stateful": bool(optimizer.state),
             "replaces": None,
+            "frozen_at_step": [],
         }
         self._number += 1
         if len(self.evidence.optimizers) < _MANY:

@@ -306,10 +306,9 @@ def ownership(model, evidence) -> Iterator[Finding]:
                 "that no optimizer has",
             )
     before = {name for optimizer in evidence.optimizers for name in optimizer["frozen"]}
-    froze = [
-        n for n, f in evidence.parameters.items()
-        if f["owner"] is not None and not f["trainable"] and n not in before
-    ]  # fmt: skip
+    # As their optimizer's last step found them. What was thawed again is frozen in turns.
+    at_step = {name for optimizer in evidence.optimizers for name in optimizer["frozen_at_step"]}
+    froze = [name for name in evidence.parameters if name in at_step - before]
     if froze:
         yield Finding(
             "frozen-by-accident",
