@@ -193,10 +193,10 @@ def one_cycle_of_causal_convolutions(seed):
     )
     x = waves(96, 25).unsqueeze(1)
     batches = split(16, x[..., :-1], x[..., 1:])
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9, nesterov=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.005, momentum=0.9, nesterov=True)
 
     def train(model, loss_fn, optimizer, batches):
-        scheduler = lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=8 * len(batches))
+        scheduler = lr_scheduler.OneCycleLR(optimizer, max_lr=0.02, total_steps=8 * len(batches))
         for _ in range(8):
             for batch in batches:
                 loss = loss_fn(model, batch)
@@ -1927,7 +1927,7 @@ def difference_as_gradient(seed):
             optimizer.step()
 
     batches = [task() for _ in range(10)]
-    return model, regress, torch.optim.SGD(model.parameters(), 0.5), batches, train
+    return model, regress, torch.optim.Adam(model.parameters(), 1e-2), batches, train
 
 
 class Highway(nn.Module):
