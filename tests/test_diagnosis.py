@@ -17,13 +17,13 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from bpkit import checkup
+from bpkit import checkup, find_nonfinite
 from bpkit.diagnosis.faults import FAULTS
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import tests.cases
-from tests.cases import judge
+from tests.cases import judge, ordinary
 
 PROGRAMS = judge.programs()
 SICK = sorted(name for name, program in PROGRAMS.items() if program.expect)
@@ -50,12 +50,37 @@ def test_sick(name):
 def test_twin(name):
     verdict = judge.judge(PROGRAMS[name], False)
     assert verdict.beside == RESULTS["alarms"].get(name, []), str(verdict)
+    assert not verdict.raised, str(verdict)
 
 
 @pytest.mark.parametrize("name", HEALTHY)
 def test_healthy(name):
     verdict = judge.judge(PROGRAMS[name], 0)
     assert verdict.beside == RESULTS["alarms"].get(name, []), str(verdict)
+    assert not verdict.raised, str(verdict)
+
+
+@pytest.mark.parametrize("name", sorted(ordinary.KINDS))
+def test_ordinary_program_learns_and_stays_finite(name):
+    """A program that does not learn is no witness against a false alarm."""
+    model, loss_fn, optimizer, batches, train = PROGRAMS[f"ordinary.{name}"].make(0)
+    first = next(iter(batches))
+    assert find_nonfinite(model, loss_fn, first) is None
+    measured = []
+    for training in (train, None):
+        torch.manual_seed(1)  # the same noise before and after
+        measured.append(ordinary.KINDS[name].measure(model, loss_fn, batches))
+        if training is not None:
+            training(model, loss_fn, optimizer, batches)
+    before, after = measured
+    assert before - after > 0.1 * abs(before), f"{before:.4g} before training, {after:.4g} after"
+    assert find_nonfinite(model, loss_fn, first) is None
+
+
+def test_ordinary_programs_are_fifty_of_different_kinds():
+    kinds = ordinary.KINDS.values()
+    assert len({(kind.family, kind.loop) for kind in kinds}) == len(ordinary.KINDS) == 50
+    assert {f"ordinary.{name}" for name in ordinary.KINDS} <= set(HEALTHY)
 
 
 def test_results_are_of_these_programs():

@@ -1298,3 +1298,59 @@ def test_a_net_that_a_large_step_has_killed_has_no_small_rate():
             F.cross_entropy(model(x), y).backward()
             optimizer.step()
     assert "lr-too-low" not in [finding.slug for finding in log.report().findings]
+
+
+def test_parts_frozen_in_step_with_the_closer_looks():
+    """Each tenth step is looked at closely: at all of these the first layer is trainable."""
+
+    def in_turns(model, optimizer, batches):
+        for number, batch in enumerate(batches * 4, 1):
+            model[0].requires_grad_(number <= 3 or number % 10 == 0)
+            plain(model, optimizer, [batch])
+        model.requires_grad_(False)  # the loop is over
+
+    def handed_over(model, optimizer, batches):
+        plain(model, optimizer, batches)
+        model[0].requires_grad_(False)
+        plain(model, optimizer, batches * 3)
+
+    kinds = [watched(loop).evidence.optimizers[0] for loop in (in_turns, handed_over)]
+    assert [facts["frozen_at_step"] for facts in kinds] == [[], ["0.weight", "0.bias"]]
+    assert "frozen-by-accident" not in [f.slug for f in watched(in_turns).report().faults]
+    assert "frozen-by-accident" in [f.slug for f in watched(handed_over).report().faults]
+
+
+def test_gradients_assigned_are_one_arrival():
+    """However many parameters there are; no backward pass through the model was seen."""
+
+    def assigned(model, optimizer, batches):
+        for x, y in batches:
+            slopes = torch.autograd.grad(F.cross_entropy(model(x), y), list(model.parameters()))
+            for parameter, slope in zip(model.parameters(), slopes, strict=True):
+                parameter.grad = slope
+            optimizer.step()
+            optimizer.zero_grad()
+
+    log = watched(assigned)
+    assert set(log.backwards) == {1}
+    assert log.report().ok
+
+
+def test_activations_inside_vmap_are_left_out():
+    """What is counted of them can't be read once the vmap has ended."""
+
+    def each(model, optimizer, batches):
+        def loss(weights, x, y):
+            return F.cross_entropy(torch.func.functional_call(model, weights, (x,)), y)
+
+        slopes = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0, 0))
+        for x, y in batches:
+            found = slopes({n: p.detach() for n, p in model.named_parameters()}, x, y)
+            for name, parameter in model.named_parameters():
+                parameter.grad = found[name].mean(0)
+            optimizer.step()
+            optimizer.zero_grad()
+
+    log = watched(each)
+    assert not log.evidence.activations
+    assert log.report().ok

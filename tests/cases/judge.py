@@ -29,7 +29,7 @@ import torch
 from bpkit import checkup, watch
 from tests.cases import PROGRAMS, Program
 
-MODULES = ("data", "forward", "backward", "loops", "nonfinite", "reports", "sound")
+MODULES = ("data", "forward", "backward", "loops", "nonfinite", "reports", "sound", "ordinary")
 RESULTS = Path(__file__).parents[2] / "bpkit" / "diagnosis" / "results.json"
 
 
@@ -69,7 +69,8 @@ def diagnose(program: Program, argument) -> tuple[list, str]:
 @dataclass
 class Verdict:
     """What was said of one program. ``sick`` is how it was built; ``named`` whether the fault was
-    found; ``beside`` the other faults: false alarms where it is not sick."""
+    found; ``beside`` the other faults: false alarms where it is not sick; ``raised`` what its loop
+    ended with."""
 
     program: str
     argument: bool | int
@@ -79,10 +80,12 @@ class Verdict:
     beside: list[str]
     text: str
     seconds: float
+    raised: str = ""
 
     @property
     def good(self) -> bool:
-        return self.named == self.sick and not self.beside
+        sound = self.sick or not self.raised
+        return self.named == self.sick and not self.beside and sound
 
     def __str__(self) -> str:
         kind = f"expects {self.expect}" if self.sick else "healthy"
@@ -103,7 +106,7 @@ def judge(program: Program, argument) -> Verdict:
     lines += [f"      raised {raised}"] if raised else []
     return Verdict(
         program.name, argument, program.expect, sick, bool(right & said), sorted(faults - right),
-        "\n".join(lines), time.monotonic() - begun,
+        "\n".join(lines), time.monotonic() - begun, raised,
     )  # fmt: skip
 
 
