@@ -229,9 +229,9 @@ def _has_gradient(evidence) -> bool:
 
 
 def learning_rate(evidence) -> Iterator[Finding]:
-    """By experiment: too high if the loss grows, or breaks, at this rate and falls at a
-    tenth (or less) of it; too low if the weights hardly move at this rate and the loss ends lower
-    at 100 times it (or more). The
+    """By experiment: too high if the loss breaks at this rate, or grows and ends higher, and falls
+    at a tenth (or less) of it; too low if the weights hardly move at this rate and the loss ends
+    lower at 100 times it (or more). The
     update ratio |change| / |weight| only says when to try: above 0.2 or below 1e-5 (healthy
     models: 2e-3 to 8e-2, from the third step on, measured from the weights)."""
     losses = evidence.losses
@@ -240,8 +240,10 @@ def learning_rate(evidence) -> Iterator[Finding]:
         slow = evidence.slower
         start = abs(_mean(slow, False)) + 1e-12
         broke = not math.isfinite(losses[-1])
-        worse = grew(losses) or _shot_up(evidence)
-        stuck = evidence.update_ratio > 0.2 and _mean(losses, True) > 1.3 * abs(_mean(slow, True))
+        # Its last batches may be harder ones than its first; both runs end with the same.
+        higher = broke or _mean(losses, True) > 1.3 * abs(_mean(slow, True))
+        worse = (grew(losses) and higher) or _shot_up(evidence)
+        stuck = evidence.update_ratio > 0.2 and higher
         fine = math.isfinite(slow[-1]) and _mean(slow, True) < 1.05 * start
         killed = _struck(evidence) and _mean(slow, True) < 0.8 * _mean(losses, True)
         if fine and (worse or stuck or killed):
