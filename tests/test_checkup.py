@@ -18,9 +18,14 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from bpkit import checkup, find_nonfinite
 from bpkit.data import digits
-from bpkit.diagnosis.checkup import _gather
+from bpkit.diagnosis.checkup import Checked, _gather
 from bpkit.diagnosis.rules_backward import _relative
-from bpkit.diagnosis.rules_update import _shot_up, decay_on_norms_and_biases, grew
+from bpkit.diagnosis.rules_update import (
+    _shot_up,
+    decay_on_norms_and_biases,
+    grew,
+    learning_rate,
+)
 
 # Everything is as before
 
@@ -1054,3 +1059,16 @@ def test_how_the_targets_have_to_be_moved_is_said(said):
     report = checkup(model, loss_fn, batches, torch.optim.Adam(model.parameters(), 0.1))
     (finding,) = [f for f in report.faults if f.slug == "label-misaligned"]
     assert f"it does with the targets {said}" in finding.evidence
+
+
+def test_harder_batches_at_the_end_are_no_growth():
+    """A rate is too high where the same batches end higher than at a lower rate."""
+
+    def found(losses, slower):
+        optimizer = torch.optim.SGD(nn.Linear(1, 1).parameters(), 0.1)
+        evidence = Checked(nn.Linear(1, 1), (optimizer,), losses=losses, slower=slower)
+        return [finding.slug for finding in learning_rate(evidence)]
+
+    lower = [0.4, 0.5, 0.1, 0.1, 0.1, 0.3, 0.3, 0.2, 0.1]
+    assert found([0.4, 0.1, 0.1, 0.1, 0.1, 0.3, 0.2, 0.2, 0.1], lower) == []
+    assert found([0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.1, 1.3, 1.5], lower) == ["lr-too-high"]
