@@ -5,6 +5,7 @@ import importlib
 import inspect
 import pkgutil
 import re
+import tomllib
 from dataclasses import is_dataclass
 from pathlib import Path
 
@@ -109,3 +110,17 @@ def test_reference_page_shows_every_public_name():
     assert [name for name in bpkit.__all__ if f"bpkit.{name}" not in shown] == []
     assert [name for name, value in shown.items() if value not in PUBLIC.values()] == []
     assert [name for name, value in shown.items() if values.count(value) > 1] == []
+
+
+def test_an_installation_has_all_of_it():
+    """Also one that is not editable: setuptools takes the folders that are packages."""
+    root = Path(bpkit.__file__).parents[1]
+    declared = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))
+    settings = declared["tool"]["setuptools"]
+    assert settings["packages"] == {"find": {"include": ["bpkit*"]}}
+    for path in (root / "bpkit").rglob("*"):
+        if path.suffix == ".py":
+            assert (path.parent / "__init__.py").is_file(), path
+        elif path.is_file() and path.suffix != ".pyc":
+            package = path.parent.relative_to(root).as_posix().replace("/", ".")
+            assert path.name in settings["package-data"][package], path
