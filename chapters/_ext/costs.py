@@ -1,17 +1,26 @@
 """What do the pages and the helpers cost?  Tables out of the records that measurements left.
 
 ``{costs}`` writes a table of all pages from ``tests/costs.json``; ``{benchmark} watch`` one of the
-results in ``tests/benchmarks/watch.json`` that its lines name, ``key :: what it is`` each.
+ratios in ``tests/benchmarks/watch.json``, ``key :: what it is`` on each line. With the option
+``:columns: small | large``, a line is a row of the ratios ``key, small`` and ``key, large``; with
+``:decimals: 2``, not three digits but two decimals are shown.
+``{growth}`` draws cost against size.
 """
 
+import itertools
 import json
+import math
+import os
 from pathlib import Path
+from typing import ClassVar
 
 from docutils import nodes
+from docutils.parsers.rst import directives
 from markup import Directive
 
 PAGES = "tests/costs.json"
 BENCHMARKS = "tests/benchmarks"
+MINUS = "\N{MINUS SIGN}"
 
 
 class Tables(Directive):
@@ -74,22 +83,142 @@ class Costs(Tables):
 
 
 class Benchmark(Tables):
+    """Ratios, each with the middle half of its rounds; all that were measured, good or bad."""
+
     required_arguments = 1
+    has_content = True
+    option_spec: ClassVar = {"columns": directives.unchanged, "decimals": int}
+
+    def run(self):
+        name = self.arguments[0]
+        record = self.record(f"{BENCHMARKS}/{name}.json")
+        columns = [c.strip() for c in self.options.get("columns", "").split("|")]
+        rows, left = [], set(record["spread"])
+        for line in self.content:
+            key, colon, text = line.partition(" :: ")
+            keys = [f"{key}, {column}" if column else key for column in columns]
+            if not colon or not left.issuperset(keys):
+                raise self.error(
+                    f"benchmark {name}: {line!r} is not 'key :: what it is', where"
+                    f" {' and '.join(keys)} are among the ratios left: {', '.join(sorted(left))}"
+                )
+            left.difference_update(keys)
+            rows.append(
+                [text, *(with_spread(record, key, self.options.get("decimals")) for key in keys)]
+            )
+        if left:
+            raise self.error(f"benchmark {name}: measured and not shown: {', '.join(sorted(left))}")
+        table = self.table(["what is compared", *(c or "ratio" for c in columns)], rows)
+        rounds = self.paragraph(f"{self.measured(record)} {record['rounds']} rounds.")
+        return [table, rounds]
+
+
+class Growth(Tables):
+    """``{growth}``: the times in ``growth.json`` against the size, with the content as caption."""
+
     has_content = True
 
     def run(self):
-        record = self.record(f"{BENCHMARKS}/{self.arguments[0]}.json")
-        rows = []
-        for line in self.content:
-            key, colon, text = line.partition(" :: ")
-            if not colon or key not in record["results"]:
-                raise self.error(
-                    f"benchmark {self.arguments[0]}: {line!r} is not 'key :: what it is' with one"
-                    f" of the keys {', '.join(record['results'])}"
+        record = self.record(f"{BENCHMARKS}/growth.json")
+        path = Path(self.env.app.doctreedir) / "figures" / "growth.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draw_growth(record).savefig(path)
+        place = os.path.relpath(path, Path(self.env.doc2path(self.env.docname)).parent)
+        image = nodes.image(uri=place, alt=growth_in_words(record))
+        caption = nodes.caption("", "", *self.inline(" ".join(self.content)))
+        figure = nodes.figure("", image, caption)
+        # In the frame of a notebook's figure: white in the dark theme, wide on a phone.
+        return [
+            nodes.container(
+                "", nodes.container("", figure, classes=["cell_output"]), classes=["cell"]
+            )
+        ]
+
+
+AXES = {
+    "parameters": ("Four blocks, made wider", "parameters"),
+    "layers": ("32 units wide, made deeper", "blocks"),
+}
+
+
+def draw_growth(record):
+    """Two panels with logarithmic axes, a line for each helper, its slope written at its end."""
+    import matplotlib as mpl  # only where it is used: it takes a second to load
+
+    from bpkit import style
+
+    colours = [
+        style.BLUE, style.GREEN, style.PURPLE, style.YELLOW, style.SKY, style.ORANGE, style.INK,
+    ]  # fmt: skip
+    with mpl.rc_context():
+        style.use()
+        figure = mpl.figure.Figure(figsize=(6.4, 8.4), layout="constrained")
+        panels = figure.subplots(2, 1)
+        for panel, (axis, (title, unit)) in zip(panels, AXES.items(), strict=True):
+            series = dict(record["series"][axis])
+            sizes = series.pop("sizes")
+            # What the helpers are compared with is no colour among theirs.
+            panel.plot(sizes, milliseconds(series["step"]), "--", color=style.MUTED, marker="")
+            helpers = [name for name in series if name != "step"]
+            for name, colour, marker in zip(helpers, colours, "os^DvPX", strict=True):
+                panel.plot(sizes, milliseconds(series[name]), "-", color=colour, marker=marker)
+            panel.set(xscale="log", yscale="log", xlabel=unit, title=title)
+            panel.set_ylabel("milliseconds of processor time")
+            panel.xaxis.set_major_formatter("{x:,.0f}")
+            panel.yaxis.set_major_formatter("{x:,.10g}")
+            ends = {name: milliseconds(times)[-1] for name, times in series.items()}
+            for name, height in apart(ends).items():
+                panel.annotate(
+                    f"{called(name)}  {slope(record, name, axis)}",
+                    (sizes[-1], ends[name]),
+                    (sizes[-1] * 1.4, height),
+                    va="center",
+                    arrowprops={"arrowstyle": "-", "color": style.MUTED, "linewidth": 0.8},
                 )
-            rows.append([text, three_digits(record["results"][key])])
-        table = self.table(["what is compared", "ratio"], rows)
-        return [table, self.paragraph(self.measured(record))]
+    return figure
+
+
+def apart(heights, factor=1.6):
+    """The heights on a logarithmic axis, moved as little as labels of one line need."""
+    logs = {name: math.log(height) for name, height in heights.items()}
+    for _ in range(100):
+        for low, high in itertools.pairwise(sorted(logs, key=logs.get)):
+            push = max(0, math.log(factor) - (logs[high] - logs[low])) / 2
+            logs[low], logs[high] = logs[low] - push, logs[high] + push
+    return {name: math.exp(height) for name, height in logs.items()}
+
+
+def milliseconds(times):
+    return [1e3 * seconds for seconds in times]
+
+
+def called(name):
+    return "training step" if name == "step" else name
+
+
+def slope(record, name, axis):
+    return f"{record['results'][f'{name}, {axis}']:z.1f}".replace("-", MINUS)
+
+
+def growth_in_words(record):
+    said = []
+    for axis, (title, unit) in AXES.items():
+        series = record["series"][axis]
+        small, large = series["sizes"][0], series["sizes"][-1]
+        slopes = [f"{called(n)} {slope(record, n, axis)}" for n in series if n != "sizes"]
+        said.append(f"{title}, {small:,} to {large:,} {unit}: {', '.join(slopes)}.")
+    return (
+        "Processor time against size on logarithmic axes, a line for each helper, with its slope"
+        f" over the last factor of ten. {' '.join(said)}"
+    )
+
+
+def with_spread(record, key, decimals):
+    median, low, high = (
+        three_digits(value) if decimals is None else f"{value:z.{decimals}f}".replace("-", MINUS)
+        for value in (record["results"][key], *record["spread"][key])
+    )
+    return f"{median} ({low}–{high})"
 
 
 def kilobytes(size):
@@ -97,12 +226,13 @@ def kilobytes(size):
 
 
 def three_digits(value):
-    """Three digits, without an exponent: 0.00278, 1.54, 15,500."""
+    """Three digits, without an exponent: 0.00278, 1.50, 15,500."""
     digits = float(f"{value:.3g}")
-    return f"{digits:,.0f}" if digits >= 100 else f"{digits:g}"
+    return f"{digits:,.{max(0, 2 - math.floor(math.log10(digits)))}f}"
 
 
 def setup(app):
     app.add_directive("costs", Costs)
     app.add_directive("benchmark", Benchmark)
+    app.add_directive("growth", Growth)
     return {"version": "1", "parallel_read_safe": True}

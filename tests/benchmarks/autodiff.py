@@ -1,7 +1,5 @@
 """How fast is bpkit.autodiff, next to torch and next to an engine of single numbers?
 
-    python tests/benchmarks/autodiff.py
-
 One training step (forward, loss, backward, gradient descent) of the two-layer network 64-64-10 on
 the digits, in float64, on one thread, by three engines that start from the same weights:
 
@@ -11,24 +9,19 @@ the digits, in float64, on one thread, by three engines that start from the same
 
 Times are also given per multiply-add of the forward pass, 4,736 per image: its time does not depend
 on the batch for the scalar engine, but arrays share their overhead among the images of a batch.
-Before anything is timed, the three gradients are compared. The engines take turns; the numbers are
-medians over 15 rounds, of CPU time, which other programs on the machine disturb least. Ratios are
-of times per image. They go to autodiff.json, with machine, date and versions.
+Before anything is timed, the three gradients are compared. Ratios are of times per image.
 """
 
-import statistics
-import time
 from itertools import chain
 
 import numpy as np
 import torch
-from threadpoolctl import threadpool_limits
 
 from bpkit.autodiff import Tensor, cross_entropy
 from bpkit.data import digits
-from measured import store
+from measured import in_turn, ratios
 
-ROUNDS, BATCH, SCALAR_BATCH, STEPS = 15, 64, 2, 20
+BATCH, SCALAR_BATCH, STEPS = 64, 2, 20
 SIZES = (64, 64, 10)
 MULTIPLY_ADDS = SIZES[0] * SIZES[1] + SIZES[1] * SIZES[2]
 LEARNING_RATE = 1e-3  # small, so that all rounds see the same network
@@ -165,14 +158,7 @@ class TorchEngine(ArrayEngine):
                 parameter -= LEARNING_RATE * parameter.grad
 
 
-def seconds_per_step(engine, steps):
-    start = time.process_time()
-    for _ in range(steps):
-        engine.step()
-    return (time.process_time() - start) / steps
-
-
-def measure():
+def measure(rounds):
     rng = np.random.default_rng(0)
     inputs, hidden, classes = SIZES
     arrays = [
@@ -198,30 +184,17 @@ def measure():
     }
     steps = {name: 1 if name.startswith("scalar") else STEPS for name in engines}
     batch = {name: len(few[0]) if name.endswith("2 images") else BATCH for name in engines}
-    for name, engine in engines.items():
-        seconds_per_step(engine, steps[name])
-    times = {name: [] for name in engines}
-    for _ in range(ROUNDS):
-        for name, engine in engines.items():
-            times[name].append(seconds_per_step(engine, steps[name]))
+    times = in_turn({name: engine.step for name, engine in engines.items()}, rounds, steps)
+    per_image = {name: [t / batch[name] for t in times[name]] for name in engines}
 
     results = {}
     for name in engines:
-        step = statistics.median(times[name])
-        results[f"{name}: microseconds per step"] = 1e6 * step
-        results[f"{name}: ns per multiply-add"] = 1e9 * step / (batch[name] * MULTIPLY_ADDS)
+        results[f"{name}: microseconds per step"] = 1e6 * np.median(times[name])
+        results[f"{name}: ns per multiply-add"] = 1e9 * np.median(per_image[name]) / MULTIPLY_ADDS
     for first, second in [
         ("bpkit.autodiff", "torch eager"),
         ("scalar engine, 2 images", "bpkit.autodiff, 2 images"),
         ("scalar engine, 2 images", "bpkit.autodiff"),
     ]:
-        pairs = zip(times[first], times[second], strict=True)
-        per_image = [a / batch[first] / (b / batch[second]) for a, b in pairs]
-        results[f"{first} / {second}"] = statistics.median(per_image)
+        results[f"{first} / {second}"] = ratios(per_image, first, second)
     return results
-
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    with threadpool_limits(1):
-        store(__file__, measure())

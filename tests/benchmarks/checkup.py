@@ -1,21 +1,18 @@
 """What does a checkup cost?  Ratios to one training step for chapter 8.
 
-    python tests/benchmarks/checkup.py    # prints a table and stores the numbers in checkup.json
-
-``bpkit.checkup`` and ``bpkit.find_nonfinite`` on three models with eight batches each, against one
-plain training step of the same model. CPU time of one thread, in turn, medians.
+``bpkit.checkup`` and ``bpkit.find_nonfinite`` on three untrained models with eight batches each,
+against plain training steps of a copy.
 """
 
-import time
-from statistics import median
+import copy
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional as F
 
 from bpkit import checkup, find_nonfinite
-from bpkit.style import Table
-from measured import store
+from measured import in_turn, ratios
 
 
 def mlp():
@@ -49,60 +46,43 @@ def transformer():
     return Transformer(), torch.randint(100, (8, 16, 24)), torch.randint(10, (8, 16))
 
 
-MODELS = {"mlp": mlp, "convolutions": convolutions, "transformer": transformer}
+MODELS = {"MLP": mlp, "convolutions": convolutions, "transformer": transformer}
 
 
 def loss_fn(model, batch):
     return F.cross_entropy(model(batch[0]), batch[1])
 
 
-def seconds(run, *arguments):
-    start = time.process_time()
-    run(*arguments)
-    return time.process_time() - start
+def training(model, batch):
+    """A step of a copy: how much a checkup looks at depends on what the model has learned."""
+    model = copy.deepcopy(model)
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
 
-
-def steps(model, batches, optimizer):
-    for batch in batches:
+    def step():
         optimizer.zero_grad()
         loss_fn(model, batch).backward()
         optimizer.step()
 
+    return step
 
-def measure(make, rounds=7):
-    """CPU seconds of a checkup, of a search and of one training step."""
+
+def runs(make):
     torch.manual_seed(0)
     model, x, y = make()
     batches = list(zip(x, y, strict=True))
     optimizer = torch.optim.Adam(model.parameters(), 1e-3)
-    checkup(model, loss_fn, batches, optimizer)
-    times = []
-    for _ in range(rounds):
-        times.append((
-            seconds(checkup, model, loss_fn, batches, optimizer),
-            seconds(find_nonfinite, model, loss_fn, batches[0]),
-            seconds(steps, model, batches * 4, optimizer) / len(batches * 4),
-        ))  # fmt: skip
-    return [median(column) for column in zip(*times, strict=True)]
+    return {
+        "checkup": lambda: checkup(model, loss_fn, batches, optimizer),
+        "find_nonfinite": lambda: find_nonfinite(model, loss_fn, batches[0]),
+        "step": training(model, batches[0]),
+    }
 
 
-def main():
-    torch.set_num_threads(1)
-    results, rows = {}, []
+def measure(rounds):
+    results = {}
     for name, make in MODELS.items():
-        whole, search, step = measure(make)
-        rows.append([name, f"{step * 1e3:.2f}", f"{whole:.2f}", f"{whole / step:.0f}",
-                     f"{search / step:.0f}"])  # fmt: skip
-        results |= {
-            f"{name}_step_ms": step * 1e3,
-            f"{name}_checkup_s": whole,
-            f"{name}_checkup_over_step": whole / step,
-            f"{name}_search_over_step": search / step,
-        }
-    head = ["model", "step, ms", "checkup, s", "checkup / step", "find_nonfinite / step"]
-    print(Table(head, rows), "\n")
-    store(__file__, results)
-
-
-if __name__ == "__main__":
-    main()
+        times = in_turn(runs(make), rounds, {"find_nonfinite": 5, "step": 32})
+        results[f"step, {name}: ms"] = np.median(times["step"]) * 1e3
+        for helper in ("checkup", "find_nonfinite"):
+            results[f"{helper} / step, {name}"] = ratios(times, helper, "step")
+    return results

@@ -1,19 +1,16 @@
 """What does an audit cost, and what does it catch?  Ratios and counts for chapter 4.
 
-    python tests/benchmarks/numeric.py    # prints tables and stores the numbers in numeric.json
-
-Costs: on a 784-32-10 tanh network (float64, batch 16), the full audit against 2P bare forward
-passes and against ``torch.autograd.gradcheck`` in its slow mode, which also checks every entry;
-the default audit against the same; the default audit of a network with a million parameters (batch
-128) in bare forward passes. CPU time of one thread, the two sides of a ratio in turn, medians.
+Costs: on a 784-32-10 tanh network (float64, batch 16), the bare 2P forward passes that differences
+for each of its P parameters need, against all that checks every entry: the full audit, the loop
+that the articles mean to print, and ``torch.autograd.gradcheck``. Then what checks a sample, or
+one direction: the default audit and gradcheck's fast mode. And the default audit of a network
+with a million parameters (batch 128), in bare forward passes.
 
 Power: a catalogue of wrong backward passes, each a mistake that is made, in a network whose
 gradient is written by hand; ``tests/test_numeric.py`` uses it too.
 """
 
-import time
 from itertools import pairwise
-from statistics import median
 
 import torch
 from torch import nn
@@ -21,8 +18,7 @@ from torch.autograd import Function, gradcheck
 from torch.nn import functional as F
 
 from bpkit.numeric import audit
-from bpkit.style import Table
-from measured import store
+from measured import in_turn, ratios
 
 MISTAKES = (
     "missing transpose", "= for +=", "missing 1/N", "unsummed broadcast", "wrong ReLU side",
@@ -152,48 +148,75 @@ def as_function(model, loss_fn, batch):
     return loss, [p.detach().clone().requires_grad_() for p in parameters.values()]
 
 
-def seconds(run):
-    start = time.process_time()
-    run()
-    return time.process_time() - start
-
-
 def forwards(model, batch, number):
     with torch.no_grad():
         for _ in range(number):
             plain_loss(model, batch)
 
 
-def costs(rounds=5):
-    model, batch = tanh_network(784, 32, 10), random_batch(16, 784, 10)
-    bare = 2 * sum(p.numel() for p in model.parameters())
+@torch.no_grad()
+def entry_by_entry(model, loss_fn, batch, h=1e-5):
+    """The largest difference between autograd and central differences, as the articles look for it.
+
+    Theirs moves a copy of the parameters, which the model never sees; here the model's own move.
+    """
+    model.zero_grad()
+    with torch.enable_grad():
+        loss_fn(model, batch).backward()
+    largest = 0.0
+    for p in model.parameters():
+        flat, analytic = p.view(-1), p.grad.view(-1)
+        for k in range(p.numel()):
+            before = flat[k].item()
+            flat[k] = before + h
+            above = loss_fn(model, batch).item()
+            flat[k] = before - h
+            below = loss_fn(model, batch).item()
+            flat[k] = before
+            largest = max(largest, abs(analytic[k].item() - (above - below) / (2 * h)))
+    return largest
+
+
+def costs(rounds, sizes=(784, 32, 10)):
+    model, batch = tanh_network(*sizes), random_batch(16, sizes[0], sizes[-1])
     loss, values = as_function(model, plain_loss, batch)
-    slow = seconds(lambda: gradcheck(loss, values))
-    audit(model, plain_loss, batch)
-    full, default = [], []
-    for _ in range(rounds):
-        seconds_full = seconds(lambda: audit(model, plain_loss, batch, samples=None))
-        full.append((seconds_full / seconds(lambda: forwards(model, batch, bare)), seconds_full))
-        default.append(seconds(lambda: audit(model, plain_loss, batch)))
+    assert audit(model, plain_loss, batch).ok
+    assert entry_by_entry(model, plain_loss, batch) < 1e-6
+    runs = {
+        "2P forward passes": lambda: forwards(model, batch, 2 * sum(v.numel() for v in values)),
+        "full audit": lambda: audit(model, plain_loss, batch, samples=None),
+        "entry by entry": lambda: entry_by_entry(model, plain_loss, batch),
+        "gradcheck": lambda: gradcheck(loss, values),
+        "default audit": lambda: audit(model, plain_loss, batch),
+        "fast gradcheck": lambda: gradcheck(loss, values, fast_mode=True),
+    }
+    times = in_turn(runs, rounds, {"default audit": 5, "fast gradcheck": 50})
     return {
-        "full_audit_per_2P_forwards": median(ratio for ratio, _ in full),
-        "full_audit_per_slow_gradcheck": median(time for _, time in full) / slow,
-        "default_audit_per_slow_gradcheck": median(default) / slow,
+        f"{first} / {second}": ratios(times, first, second)
+        for first, second in [
+            ("full audit", "2P forward passes"),
+            ("full audit", "entry by entry"),
+            ("full audit", "gradcheck"),
+            ("default audit", "entry by entry"),
+            ("default audit", "gradcheck"),
+            ("default audit", "fast gradcheck"),
+        ]
     }
 
 
-def million(rounds=5):
+def million(rounds):
     model, batch = tanh_network(784, 900, 320, 10), random_batch(128, 784, 10)
-    ratios = []
-    for _ in range(rounds):
-        spent = seconds(lambda: audit(model, plain_loss, batch))
-        ratios.append(spent / seconds(lambda: forwards(model, batch, 40)) * 40)
+    runs = {
+        "default audit": lambda: audit(model, plain_loss, batch),
+        "forward": lambda: forwards(model, batch, 1),
+    }
+    times = in_turn(runs, rounds, {"forward": 40})
     report = audit(model, plain_loss, batch)
     return {
-        "million_parameters": sum(p.numel() for p in model.parameters()),
-        "million_entries_checked": sum(row.checked for row in report.rows),
-        "million_forward_passes": report.forwards,
-        "million_time_in_forward_passes": median(ratios),
+        "million: parameters": sum(p.numel() for p in model.parameters()),
+        "million: entries checked": sum(row.checked for row in report.rows),
+        "million: forward passes": report.forwards,
+        "default audit / forward pass, million": ratios(times, "default audit", "forward"),
     }
 
 
@@ -211,20 +234,12 @@ def power():
     return caught
 
 
-def main():
-    torch.set_num_threads(1)
-    results = {**costs(), **million()}
+def measure(rounds):
+    results = {**costs(rounds), **million(rounds)}
     caught = power()
-    header = ["mistake", "gradcheck, fast", "default audit", "full audit"]
-    words = {True: "caught", False: "–"}
-    print(Table(header, [(m or "none", *map(words.get, row)) for m, row in caught.items()]), "\n")
     assert not any(caught.pop(None)), "a right gradient is called wrong"
-    totals = [sum(column) for column in zip(*caught.values(), strict=True)]
     results["mistakes"] = len(caught)
-    names = ("caught_by_fast_gradcheck", "caught_by_default_audit", "caught_by_full_audit")
-    results.update(zip(names, totals, strict=True))
-    store(__file__, results)
-
-
-if __name__ == "__main__":
-    main()
+    names = ("mistakes: fast gradcheck", "mistakes: default audit", "mistakes: full audit")
+    counted = zip(*caught.values(), strict=True)
+    results.update((name, sum(found)) for name, found in zip(names, counted, strict=True))
+    return results

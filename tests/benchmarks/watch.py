@@ -1,26 +1,26 @@
 """What does it cost to be watched?  Ratios to the bare loop for chapter 5.
 
-    python tests/benchmarks/watch.py    # prints a table and stores the numbers in watch.json
+SGD with momentum at batch 128 on three MLPs: bare; under ``bpkit.watch``, entering, leaving and
+reading the arrays included; and with the loop that the articles print, which asks each parameter
+for norm, mean and standard deviation and reads each number with ``.item()``.
 
-500 steps of SGD with momentum at batch 128 on three MLPs: bare; under ``bpkit.watch``, entering,
-leaving and reading the arrays included; and with the loop that the articles print, which asks each
-parameter for norm, mean and standard deviation and reads each number with ``.item()``. CPU time of
-one thread, the three in turn, medians of the ratios.
+Counted besides, the same on every machine: how often a step waits until one number is read.
 """
 
-import time
+from functools import partial
 from itertools import pairwise
-from statistics import median
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from bpkit import watch
-from bpkit.style import Table
-from measured import store
+from measured import in_turn, ratios
 
 SIZES = {"small": (64, 32, 10), "middle": (784, 256, 128, 10), "large": (784, 1024, 1024, 10)}
+STEPS = {"small": 500, "middle": 400, "large": 100}
 
 
 def setting(sizes):
@@ -60,36 +60,32 @@ def items(sizes, steps):
     loop(*setting(sizes), steps, item_by_item)
 
 
-def seconds(run, *arguments):
-    start = time.process_time()
-    run(*arguments)
-    return time.process_time() - start
+RUNS = {"bare loop": bare, "bpkit.watch": watched, "item by item": items}
 
 
-def measure(sizes, steps, rounds=9):
-    """Milliseconds of a bare step, and the ratios of the other two to it."""
-    for run in (bare, watched, items):
-        run(sizes, 20)
-    times = []
-    for _ in range(rounds):
-        times.append([seconds(run, sizes, steps) for run in (bare, watched, items)])
-    alone = median(row[0] for row in times) / steps * 1e3
-    return alone, median(w / b for b, w, _ in times), median(i / b for b, _, i in times)
+class Reads(TorchDispatchMode):
+    """Counts how often one number is read out of a tensor: on a GPU, the program waits there."""
+
+    number = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.number += function is torch.ops.aten._local_scalar_dense.default
+        return function(*args, **(kwargs or {}))
 
 
-def main():
-    torch.set_num_threads(1)
-    results, rows = {}, []
-    for name, sizes in SIZES.items():
-        alone, ratio, by_item = measure(sizes, 200 if name == "large" else 500)
-        results |= {f"{name}_bare_step_ms": alone, f"{name}_watched": ratio}
-        results[f"{name}_item_by_item"] = by_item
-        rows.append(
-            ["-".join(map(str, sizes)), f"{alone:.2f} ms", f"{ratio:.2f}", f"{by_item:.2f}"]
-        )
-    print(Table(["network", "bare step", "bpkit.watch", "item by item"], rows), "\n")
-    store(__file__, results)
+def reads_per_step(run, sizes, steps):
+    with Reads() as reads:
+        run(sizes, steps)
+    return reads.number / steps
 
 
-if __name__ == "__main__":
-    main()
+def measure(rounds):
+    results, counts = {}, {}
+    for network, sizes in SIZES.items():
+        steps = STEPS[network]
+        times = in_turn({name: partial(run, sizes, steps) for name, run in RUNS.items()}, rounds)
+        results[f"bare loop, {network}: ms per step"] = np.median(times["bare loop"]) / steps * 1e3
+        for name in ("bpkit.watch", "item by item"):
+            results[f"{name} / bare loop, {network}"] = ratios(times, name, "bare loop")
+        counts[network] = {name: reads_per_step(run, sizes, 20) for name, run in RUNS.items()}
+    return {**results, "counts": counts}
