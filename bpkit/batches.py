@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 
@@ -63,7 +64,17 @@ def replaced(batch: Any, change: Callable[[str, Tensor], Tensor], path: str = "b
     return batch
 
 
+def entries(tensor: Tensor) -> Tensor:
+    """The numbers that a tensor holds: of a sparse one those that are written down, of a nested
+    one those of all its parts in a row."""
+    if tensor.layout == torch.sparse_coo:
+        return tensor.coalesce().values()
+    if tensor.is_nested and tensor.layout == torch.strided:
+        return torch.cat([part.flatten() for part in tensor.unbind()])
+    return tensor if tensor.layout == torch.strided else tensor.values()
+
+
 def rows(batch: Any) -> int | None:
     """The size of the first dimension that all tensors of the batch with dimensions share."""
-    sizes = {tensor.shape[0] for _, tensor in tensors_in(batch) if tensor.ndim}
+    sizes = {tensor.size(0) for _, tensor in tensors_in(batch) if tensor.ndim}
     return sizes.pop() if len(sizes) == 1 else None

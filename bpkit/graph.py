@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node as Function
+from torch.utils._python_dispatch import _disable_current_modes
 
 __all__ = ["Edge", "Graph", "Node", "Saved", "trace"]
 
@@ -316,6 +317,7 @@ def plain(value: Any) -> Any:
 
 
 @unseen
+@_disable_current_modes()  # to look at what is saved is nothing of the reader's
 def trace(output: Tensor | Iterable[Tensor] | Mapping[str, Tensor], names: Names = None) -> Graph:
     """Read the graph that autograd recorded behind ``output``.
 

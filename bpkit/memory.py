@@ -27,6 +27,7 @@ from torch.utils import checkpoint
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves
 
+from bpkit.arguments import check, check_batch, needs_closure, retell, the_optimizers, uncompiled
 from bpkit.batches import replaced, rows, tensors_in
 from bpkit.graph import _in_order, unseen
 from bpkit.interrupt import together, unbroken
@@ -154,7 +155,7 @@ def ledger(
     model: nn.Module,
     loss_fn: Callable[[nn.Module, Any], Tensor],
     batch: Any,
-    optimizer: torch.optim.Optimizer | None = None,
+    optimizer: torch.optim.Optimizer | Iterable[torch.optim.Optimizer] | None = None,
     *,
     device: str | None = None,
 ) -> Ledger:
@@ -165,6 +166,7 @@ def ledger(
         loss_fn: ``loss_fn(model, batch)`` returns a scalar loss.
         batch: one batch, not a loader.
         optimizer: takes one step, which is what makes its states; LBFGS is estimated instead.
+            Several of them take one step each.
         device: "meta" to run without data and without memory, which a model on the ``meta``
             device always does, standing in for a CPU. Then ``loss_fn`` can't read values.
 
@@ -175,14 +177,17 @@ def ledger(
     :func:`bpkit.preserve.preserve` copies them for that, unless ``device="meta"``, where Ctrl-C is
     heard at the end.
 
+    What ``torch.compile`` made is counted as it was written: compiled, it may keep less.
+
     Without data, the counts are those of the device, with three exceptions: the workspace of
     ``nn.LSTM`` on a CPU (said under ``estimated``), the peak inside a fused optimizer's step, and
     a few bytes of BatchNorm statistics under ``torch.autocast``.
 
     Raises:
         ValueError: the model has no parameters or none with a shape; or the loss is no scalar or
-            leads back to no parameter though some are trained.
-        TypeError: ``batch`` is a loader or an iterator, or the loss is no tensor.
+            leads back to no parameter though some are trained; or LBFGS is one of several.
+        TypeError: ``batch`` is a loader or an iterator, ``loss_fn`` can't be called so, the loss is
+            no tensor, or an optimizer's step needs a closure.
         RuntimeError: the batch is on another device than the model; without data, ``loss_fn``
             reads a value, or uses another model than the one it is given.
 
@@ -195,34 +200,35 @@ def ledger(
         >>> result.parts["optimizer states"]  # two numbers for each parameter, and a step count
         8000004
     """
+    check(model, loss_fn)
+    check_batch(batch)
+    optimizers = the_optimizers(optimizer)
     if not [*model.parameters()]:
         raise ValueError(f"the model, {type(model).__name__}, has no parameters")
     if any(nn.parameter.is_lazy(p) for p in model.parameters()):
         raise ValueError("the model has lazy modules without a shape: run one forward pass first")
-    if isinstance(batch, Iterator | torch.utils.data.DataLoader):
-        raise TypeError(f"batch is a {type(batch).__name__}: give one batch, next(iter(loader))")
     if device not in (None, "meta"):
         raise ValueError(f"device={device!r}: expected None, or 'meta' to run without data")
     if device is None and not any(p.is_meta for p in model.parameters()):
         given = [tensor for _, tensor in tensors_in(batch)]
-        with preserve(model, *([optimizer] if optimizer else []), others=given):
-            return _Step(model, loss_fn, batch, optimizer).ledger()
+        with preserve(model, *optimizers, others=given), uncompiled():
+            return _Step(model, loss_fn, batch, optimizers).ledger()
     made = _Without()
     twin = copy.deepcopy(model, made.memo(model))
     batch = replaced(batch, lambda _, tensor: made.tensor(tensor))
     # Inside `with torch.device("meta")`, what loss_fn makes is to be where the stand-ins are.
     place = torch.device("cpu") if torch.get_default_device().type == "meta" else nullcontext()
-    with preserve(nn.Module()), together(made.mode, place):  # random state and modes
+    with preserve(nn.Module()), uncompiled(), together(made.mode, place):  # random state and modes
         # An interrupt inside FakeTensorMode can make PyTorch end the whole process.
-        return unbroken(_Step(twin, loss_fn, batch, optimizer, of=model).ledger)()
+        return unbroken(_Step(twin, loss_fn, batch, optimizers, of=model).ledger)()
 
 
 class _Step:
     """One training step under observation; ``of`` is the model that ``model`` stands in for."""
 
-    def __init__(self, model, loss_fn, batch, optimizer, of: nn.Module | None = None):
+    def __init__(self, model, loss_fn, batch, optimizers, of: nn.Module | None = None):
         self.model, self.loss_fn, self.batch, self.of = model, loss_fn, batch, of
-        self.optimizer, self.estimated = optimizer, []
+        self.optimizers, self.estimated = optimizers, []
         self.parameters = [*model.parameters()]
         self.trained = [p for p in self.parameters if p.requires_grad]
         self.parts, seen = {}, []
@@ -244,7 +250,11 @@ class _Step:
             forward = watch.live
             otherwise = forward - self.saved.bytes - bytes_of([loss])
             if loss.requires_grad:
-                loss.backward()
+                try:
+                    loss.backward()
+                except RuntimeError as error:
+                    retell(error)
+                    raise
             backward, self.highest = watch.live, watch.peak
             self.check_gradients()
             parts["gradients"] = bytes_of(p.grad for p in self.parameters)
@@ -300,6 +310,8 @@ class _Step:
             raise TypeError(f"loss_fn returned a {type(loss).__name__}, expected a scalar tensor")
         if loss.numel() != 1:
             raise ValueError(f"the loss has shape {tuple(loss.shape)}, expected a scalar")
+        if loss.is_complex():
+            raise ValueError(f"the loss is {loss.dtype}, expected a real scalar")
         if self.trained and not loss.requires_grad:
             raise ValueError(
                 f"no gradient can flow: {len(self.trained)} parameters are trained, but the loss "
@@ -322,41 +334,56 @@ class _Step:
             )
 
     def states(self) -> int:
-        return bytes_of(tree_leaves(list(self.optimizer.state.values()))) if self.optimizer else 0
+        return bytes_of(tree_leaves([[*one.state.values()] for one in self.optimizers]))
 
     def stepper(self) -> Callable | None:
         """What takes the step; ``None`` for an optimizer that has to run ``loss_fn`` for it."""
-        if isinstance(self.optimizer, torch.optim.LBFGS):
+        if any(isinstance(one, torch.optim.LBFGS) for one in self.optimizers):
             return None
-        if self.optimizer is None:
-            return lambda: None
-        if self.of is None:
-            return self.optimizer.step
-        twins = dict(zip(self.of.parameters(), self.parameters, strict=True))
-        with together(unset_fake_temporarily()):
-            self.optimizer = _on_meta(self.optimizer, twins)
+        for one in self.optimizers:
+            if needs_closure(one):
+                raise TypeError(
+                    f"the step of {type(one).__name__} needs a closure, which is not counted: "
+                    "leave this optimizer out"
+                )
+        if self.of is not None:
+            twins = dict(zip(self.of.parameters(), self.parameters, strict=True))
+            with together(unset_fake_temporarily()):
+                self.optimizers = [_on_meta(one, twins) for one in self.optimizers]
 
         def step() -> None:
-            try:
-                # A step reads its count, which fakes don't have.
-                with together(unset_fake_temporarily()):
-                    self.optimizer.step()
-            except RuntimeError as error:
-                raise RuntimeError(
-                    f"the step of {type(self.optimizer).__name__} can't run without data: {error}. "
-                    "Leave the optimizer out, or run on the real device"
-                ) from error
+            for one in self.optimizers:
+                if self.of is None:
+                    one.step()
+                    continue
+                try:
+                    # A step reads its count, which fakes don't have.
+                    with together(unset_fake_temporarily()):
+                        one.step()
+                except RuntimeError as error:
+                    raise RuntimeError(
+                        f"the step of {type(one).__name__} can't run without data: {error}. "
+                        "Leave the optimizer out, or run on the real device"
+                    ) from error
 
         return step
 
     def estimate(self) -> int:
-        (group,) = self.optimizer.param_groups
+        if len(self.optimizers) > 1:
+            raise ValueError(
+                "LBFGS among several optimizers: its step runs loss_fn again and again, so the "
+                "others' steps can't be counted with it; give it alone, or leave it out"
+            )
+        (group,) = self.optimizers[0].param_groups
         history = group["history_size"]
         self.estimated.append(
             f"the states of LBFGS, whose step runs loss_fn again and again: {history} pairs of "
             "past steps and gradients (history_size), direction and last gradient"
         )
         return (2 * history + 2) * bytes_of(group["params"])
+
+    def names(self) -> str:
+        return " and ".join(dict.fromkeys(type(one).__name__ for one in self.optimizers))
 
     def notes(self) -> dict[str, str]:
         sizes: Counter[str] = Counter()
@@ -369,10 +396,11 @@ class _Step:
         without = sum(p.grad is None for p in self.trained)
         if without:
             notes["gradients"] = f"{without} of {len(self.trained)} trained tensors get none"
-        if self.optimizer is not None:
-            held = sum(p.numel() for g in self.optimizer.param_groups for p in g["params"])
+        if self.optimizers:
+            groups = [group for one in self.optimizers for group in one.param_groups]
+            held = sum(p.numel() for group in groups for p in group["params"])
             each = self.parts["optimizer states"] / max(held, 1)
-            name = type(self.optimizer).__name__
+            name = self.names()
             notes["optimizer states"] = f"{name}: {each:.1f} bytes for each of {held:,} parameters"
         kept = sum(row.kind == "activation" for row in self.saved.rows)
         notes["activations"] = f"kept for backward in {kept} storages"
@@ -435,7 +463,7 @@ class _Step:
         if one and states > 1.5 * one:
             text = (
                 f"one state for each parameter (SGD with momentum, Lion) instead of "
-                f"{states / one:.1f} for {type(self.optimizer).__name__}; plain SGD keeps none"
+                f"{states / one:.1f} for {self.names()}; plain SGD keeps none"
             )
             yield Advice(slug, states - one, text)
         if 2 * trained > sum(p.numel() for p in self.parameters):
@@ -448,7 +476,9 @@ class _Step:
 
     def variants(self) -> Iterator[Advice]:
         count, dtypes = rows(self.batch), self.saved.by("dtype")
-        if count and count > 1:
+        tensors = [tensor for _, tensor in tensors_in(self.batch)]
+        cut = all(t.layout == torch.strided and not t.is_nested for t in tensors)
+        if cut and count and count > 1:
             whole, half = self.batch, (count + 1) // 2
             self.batch = replaced(whole, lambda _, t: t[:half] if t.ndim else t)
             yield from self.again(f"{half} of the {count} rows at a time, accumulated")

@@ -6,9 +6,10 @@ infinity is guilty only if it leads there: the −inf of an attention mask is ha
 row of it meets a softmax. Forward, the walk follows the values that ``bpkit.record`` wrote down;
 backward, the gradients on the edges of the graph. Neither source text nor your names decide.
 
-It can't know what it can't see: of compiled functions and scripts it knows no more than the call,
-and reentrant checkpointing refuses the backward pass it needs (use ``use_reentrant=False``). A
-batch row is read off the shapes, and ``None`` where they do not tell.
+What ``torch.compile`` made runs as it was written. It can't know what it can't see: of a script no
+more than what it was given and returned; and reentrant checkpointing refuses the backward pass it
+needs (use ``use_reentrant=False``). A batch row is read off the shapes, and ``None`` where they do
+not tell.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import linecache
 import math
 import traceback
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -30,8 +31,9 @@ from torch import Tensor, nn
 from torch.autograd.function import BackwardCFunction
 from torch.overrides import TorchFunctionMode
 
+from bpkit.arguments import check, check_batch, check_values, uncompiled
 from bpkit.batches import items_in
-from bpkit.graph import Edge, Graph, Node, trace, unseen
+from bpkit.graph import Edge, Graph, Node, shape_of, trace, unseen
 from bpkit.interrupt import together
 from bpkit.nonfinite_rules import (
     ALIASES,
@@ -137,7 +139,9 @@ def find_nonfinite(model: nn.Module, loss_fn: Callable, batch: Any) -> Origin | 
     numbers are drawn from the present state.
 
     Raises:
-        TypeError: the loss is no tensor.
+        TypeError: the loss is no tensor, ``loss_fn`` can't be called so, or ``batch`` is a loader.
+        ValueError: something is on the meta device.
+        RuntimeError: there is no backward pass to be had, as after reentrant checkpointing.
         Exception: what your own code raises, but for BatchNorm's refusal of a single value, which
             is explained.
 
@@ -147,7 +151,10 @@ def find_nonfinite(model: nn.Module, loss_fn: Callable, batch: Any) -> Origin | 
         >>> origin.slug, origin.node
         ('nan-backward-sqrt', 'SqrtBackward0')
     """
-    with preserve(model):
+    check(model, loss_fn)
+    check_batch(batch)
+    check_values(model, batch)
+    with preserve(model), uncompiled():
         try:
             with torch.enable_grad(), record(model) as recording:
                 loss = loss_fn(model, batch)
@@ -208,8 +215,12 @@ def find_inplace(model: nn.Module, loss_fn: Callable, batch: Any) -> Origin | No
         >>> find_inplace(nn.Linear(1, 1), loss_fn, torch.ones(1, 1)).operation
         'mul'
     """
+    check(model, loss_fn)
+    check_batch(batch)
+    check_values(model, batch)
     with (
         preserve(model),
+        uncompiled(),
         torch.enable_grad(),
         record(model) as recording,
         together(_Changes(recording)) as log,
@@ -287,13 +298,18 @@ class _Search:
     def __init__(self, recording: Recording, model: nn.Module | None, batch: Any):
         self.recording, self.batch = recording, dict(items_in(batch))
         self.named = {id(item): ("input", path) for path, item in self.batch.items()}
+        self.given = {id(t): t for t in self.batch.values() if isinstance(t, Tensor)}
         if model is not None:
+            self.given |= {id(buffer): buffer for buffer in model.buffers()}
             for name, tensor in (*model.named_parameters(), *model.named_buffers()):
                 self.named[id(tensor)] = ("parameter", name)
-        sizes = Counter(len(item) for item in self.batch.values() if item.ndim)
+        shapes = {
+            id(x): shape_of(x) if isinstance(x, Tensor) else x.shape for x in self.batch.values()
+        }
+        sizes = Counter(shape[0] for shape in shapes.values() if shape)
         self.size = sizes.most_common(1)[0][0] if sizes else 0
         # Shapes of the tensors that still have the rows of the batch, as far as shapes tell.
-        self.rowed = {id(x): tuple(x.shape) for x in self.batch.values() if x.ndim}
+        self.rowed = {key: shape for key, shape in shapes.items() if shape}
         arrays = [x.shape for x in self.batch.values() if isinstance(x, np.ndarray)]
         self.made: dict[int, list[tuple[Operation, Value]]] = {}
         for op in recording:
@@ -347,13 +363,33 @@ class _Search:
         if end.op:
             inputs = [v for v in end.op.inputs if isinstance(v, Value)]
         else:  # a custom function or compiled code: what its node in the graph read
-            function, known = self._tensor(end.value).grad_fn, self.recording._values
-            sources = function.next_functions if function else ()
-            inputs = [known[source] for source, _ in sources if source in known]
+            inputs = [*self._behind(self._tensor(end.value).grad_fn)]
         bad = [(v, wrong(v.data), end.index) for v in inputs]
         bad = [item for item in bad if item[1].any()]
+        hidden = not end.op and self._tensor(end.value).grad_fn is not None
+        if not bad and hidden and wrong is is_nan:  # it may have read what nobody else did
+            read = {v.tensor for op in self.recording for v in op.inputs if isinstance(v, Value)}
+            unread = (t for key, t in self.given.items() if key not in read)
+            bad = [(v, wrong(v.data), end.index) for v in map(self.recording._value, unread)]
+            bad = [item for item in bad if item[1].any()]
         hit = [(v, mask & reach(end.entries, mask), index) for v, mask, index in bad]
         return [item for item in hit if item[1].any()] or bad
+
+    def _behind(self, function: Any) -> Iterator[Value]:
+        """What an operation out of sight read: recorded values, and parameters of a script."""
+        seen, todo = set(), [function]
+        while todo:
+            function = todo.pop()
+            for source, _ in function.next_functions if function else ():
+                if source is None or source in seen:
+                    continue
+                seen.add(source)
+                if source in self.recording._values:
+                    yield self.recording._values[source]
+                elif hasattr(source, "variable"):
+                    yield self.recording._value(source.variable)
+                else:  # as little in sight
+                    todo.append(source)
 
     def maker(self, value: Value, before: int) -> Operation | None:
         """The operation that a value comes from; ``None`` if it comes from outside."""

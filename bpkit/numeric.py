@@ -14,6 +14,7 @@ import pickle
 import random
 import time
 from dataclasses import dataclass
+from functools import partial
 from html import escape
 
 import numpy as np
@@ -22,6 +23,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 from tqdm import tqdm
 
+from bpkit.arguments import check, check_batch, check_values, retell, uncompiled
+from bpkit.graph import _in_order
 from bpkit.interrupt import together
 from bpkit.preserve import preserve
 from bpkit.style import Table
@@ -260,8 +263,10 @@ def audit(model, loss_fn, batch, *, samples="auto", directions=4, seed=0, tolera
     * "frozen" (``requires_grad=False``), "empty": not checked.
 
     Raises:
-        TypeError, ValueError: a parameter is integer, complex or lazy, none is trained, or the
-            loss is not one finite float64 number, depends on no parameter, or changes by itself.
+        TypeError, ValueError: a parameter is integer, complex, lazy or on the meta device, none
+            is trained, ``loss_fn`` can't be called so, or the loss is not one finite float64
+            number, depends on no parameter, or changes by itself.
+        RuntimeError: ``loss_fn`` runs the backward pass itself.
 
     Example:
         >>> def loss_fn(model, x):
@@ -272,8 +277,8 @@ def audit(model, loss_fn, batch, *, samples="auto", directions=4, seed=0, tolera
     if not (samples in (None, "auto") or (type(samples) is int and samples > 0)):
         raise ValueError(f'samples is {samples!r}, expected "auto", None (all) or a positive int')
     tolerance = TOLERANCE if tolerance is None else tolerance
-    subject, kept = _subject(model)
-    with preserve(kept):
+    subject, kept = _subject(model, loss_fn, batch)
+    with preserve(kept), uncompiled():
         bench = _prepared(subject, loss_fn, batch, seed)
         sizes = {name: p.numel() for name, p in bench.trained.items()}
         counts, total = dict(sizes), sum(sizes.values())
@@ -322,8 +327,8 @@ def directional_check(model, loss_fn, batch, *, directions=4, seed=0, h=None):
         >>> max(reading.relative_error for reading in readings) < 1e-6
         True
     """
-    subject, kept = _subject(model)
-    with preserve(kept):
+    subject, kept = _subject(model, loss_fn, batch)
+    with preserve(kept), uncompiled():
         bench = _prepared(subject, loss_fn, batch, seed)
         rng, readings = np.random.default_rng(seed), []
         for _ in range(directions):
@@ -350,11 +355,20 @@ class _Bench:
                 "requires_grad=True; give a model with parameters, or unfreeze one"
             )
         states = [(put, take()) for take, put in RANDOM]
-        states += [(b.data.copy_, b.clone()) for b in model.buffers()]
+        buffers = [
+            (module, name)
+            for module in model.modules()
+            for name, buffer in module._buffers.items()
+            if buffer is not None
+        ]
+        for module, name in buffers:
+            buffer = getattr(module, name)
+            states.append((partial(_put_buffer, module, name, buffer), buffer.clone()))
         self.resets = []
         with torch.enable_grad():
             tracked = self.differentiate()
-        now = [*(take() for take, _ in RANDOM), *model.buffers()]
+        now = [take() for take, _ in RANDOM]
+        now += [getattr(module, name) for module, name in buffers]
         # Put back before each evaluation what the first one has moved, and only that.
         self.resets = [
             (put, state)
@@ -399,7 +413,7 @@ class _Bench:
             )
         found = [None]
         if loss.requires_grad:
-            found = torch.autograd.grad(loss, [*self.trained.values()], allow_unused=True)
+            found = self.backward(loss)
         if all(g is None for g in found):
             raise ValueError(
                 "the loss depends on no parameter: loss_fn must use the model it is handed, and "
@@ -409,6 +423,26 @@ class _Bench:
         self.gradients = dict(zip(self.trained, found, strict=True))
         self.largest = max(g.abs().max().item() for g in found if g is not None)
         return value
+
+    def backward(self, loss):
+        parameters = [*self.trained.values()]
+        names = {type(function).name(function) for function in _in_order([loss.grad_fn])}
+        if "CheckpointFunctionBackward" not in names:
+            try:
+                return torch.autograd.grad(loss, parameters, allow_unused=True)
+            except RuntimeError as error:
+                retell(error)
+                raise
+        # Reentrant checkpoints want a backward pass that ends in .grad.
+        before = [p.grad for p in parameters]
+        try:
+            for p in parameters:
+                p.grad = None
+            loss.backward()
+            return [p.grad for p in parameters]
+        finally:
+            for p, gradient in zip(parameters, before, strict=True):
+                p.grad = gradient
 
     def twice(self):
         with self.grad_mode():
@@ -514,10 +548,10 @@ class _Bench:
         return Row(name, tuple(p.shape), known.norm().item(), count, *errors, along, kink, verdict)
 
 
-def _subject(model):
+def _subject(model, loss_fn, batch):
     """What is measured: a copy, or else the model itself; and what has to be kept as it is."""
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"model is a {type(model).__name__}, expected an nn.Module")
+    check(model, loss_fn)
+    check_batch(batch)
     for name, p in model.named_parameters():
         if nn.parameter.is_lazy(p) or not p.is_floating_point():
             kind = "lazy" if nn.parameter.is_lazy(p) else p.dtype
@@ -525,6 +559,7 @@ def _subject(model):
                 f"parameter {name} is {kind}, expected real floating-point numbers: run a lazy "
                 "module once, make integers a buffer, split complex numbers in two"
             )
+    check_values(model, batch)
     try:
         return copy.deepcopy(model), nn.Module()
     except Exception:  # whatever it holds that cannot be copied
@@ -541,6 +576,18 @@ def _prepared(subject, loss_fn, batch, seed):
     bench = _Bench(subject, loss_fn, tree_map(_double, batch))
     torch.set_grad_enabled(bench.grad_mode is torch.enable_grad)
     return bench
+
+
+def _rebind(module, buffers):
+    """Give names their buffers back. (A script has no dictionary of them to write to.)"""
+    for name, buffer in buffers.items():
+        if getattr(module, name) is not buffer:
+            setattr(module, name, buffer)
+
+
+def _put_buffer(module, name, buffer, values):
+    buffer.data.copy_(values)
+    _rebind(module, {name: buffer})
 
 
 def _double(value):

@@ -162,7 +162,7 @@ def _save_tensor(tensor: Tensor) -> Callable[[], None]:
 
 def _distinct(tensor: Tensor) -> Tensor:
     """Each place in memory once, so that one can write to an expanded tensor."""
-    if tensor.layout == torch.strided:
+    if tensor.layout == torch.strided and not tensor.is_nested:
         for dim, stride in enumerate(tensor.stride()):
             if stride == 0 and tensor.shape[dim] > 1:
                 tensor = tensor.narrow(dim, 0, 1)

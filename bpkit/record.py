@@ -49,6 +49,7 @@ from torch.overrides import (
     resolve_name,
 )
 
+from bpkit.arguments import retell, unlisten
 from bpkit.graph import Graph, Names, Node, named_tensors, shape_of, tensors_of, trace, unseen
 from bpkit.interrupt import Unbroken, together
 
@@ -298,6 +299,7 @@ class record(Unbroken):
     def _leave(self, *exception) -> None:
         self._mode.stop()
         take_off(self._mode)
+        unlisten(exception[2])
 
 
 def take_off(mode: TorchFunctionMode) -> None:
@@ -426,13 +428,16 @@ def fill_gradients(graph: Graph, output: Tensor) -> None:
             f"gradients need one real scalar output, got shape {listed}: sum it, or take its "
             "product with a vector first"
         )
-    with together(_heard(graph)):
-        found = torch.autograd.grad(
-            tensors_of(output),
-            [GradientEdge(leaf.function, 0) for leaf in graph.leaves],  # even if frozen since
-            retain_graph=True,
-            allow_unused=True,  # a custom function may send None to one of them
-        )
+    leaves = [GradientEdge(leaf.function, 0) for leaf in graph.leaves]  # even if frozen since
+    try:
+        with together(_heard(graph)):
+            # A custom function may send None to one of them.
+            found = torch.autograd.grad(
+                tensors_of(output), leaves, retain_graph=True, allow_unused=True
+            )
+    except RuntimeError as error:
+        retell(error)
+        raise
     for leaf, gradient in zip(graph.leaves, found, strict=True):
         leaf.gradient = _copy(gradient)
 

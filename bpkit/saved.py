@@ -31,6 +31,7 @@ from torch.utils import checkpoint
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves
 
+from bpkit.arguments import unlisten
 from bpkit.batches import tensors_in
 from bpkit.graph import Node, _in_order, plain, unseen
 from bpkit.interrupt import together
@@ -221,6 +222,10 @@ class Watch(TorchDispatchMode):
         parts = model.named_modules()
         self._single |= {f"{start}{name}" for name, part in parts if not [*part.children()]}
 
+    def __exit__(self, kind, error, trace) -> None:
+        super().__exit__(kind, error, trace)
+        unlisten(trace)
+
     def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
         result = function(*arguments, **(keywords or {}))
         storages = all_storages(tree_leaves(result))
@@ -248,6 +253,11 @@ class Watch(TorchDispatchMode):
     @contextmanager
     def forward(self) -> Iterator[None]:
         """What autograd keeps is noted in here, with module and line."""
+        if not torch._C._autograd._saved_tensors_hooks_is_enabled():
+            raise RuntimeError(
+                "saved_tensors_hooks are disabled here, and what autograd keeps is counted by "
+                "them: call this outside of disable_saved_tensors_hooks"
+            )
         modules = _Recorder(Recording(None), self.model)
         self._modules = modules.stack
 

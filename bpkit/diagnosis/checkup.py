@@ -6,13 +6,12 @@ and some plain training steps, puts everything back, and lets the rules read wha
 
 from __future__ import annotations
 
-import inspect
 import itertools
 import math
 import statistics
 import time
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -21,7 +20,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from bpkit.batches import replaced, rows, tensors_in
+from bpkit.arguments import check, check_values, needs_closure, the_optimizers, uncompiled
+from bpkit.batches import entries, replaced, rows, tensors_in
 from bpkit.diagnosis import rules_backward, rules_data, rules_forward, rules_update
 from bpkit.diagnosis.forward import Observation, observe
 from bpkit.diagnosis.probes import (
@@ -106,7 +106,8 @@ def checkup(
 
     Args:
         model: the model, on whatever device it lives. One in ``DistributedDataParallel`` is looked
-            at without it, on this process's batches, so that processes need not agree.
+            at without it, on this process's batches, so that processes need not agree; a compiled
+            one as it was written, so that nothing is compiled for it.
         loss_fn: ``loss_fn(model, batch)`` returns the scalar loss.
         batches: an iterable of batches, a DataLoader too; up to 64 are used. A batch may be a
             tensor or nested tuples, dictionaries and dataclasses of tensors.
@@ -118,8 +119,9 @@ def checkup(
         exception or Ctrl-C.
 
     Raises:
-        ValueError: there is no batch (an iterator that was used up), the model is on the meta
+        ValueError: there is no batch (an iterator that was used up), something is on the meta
             device, or ``loss_fn`` returns no scalar tensor.
+        TypeError: an argument is of another kind, or ``loss_fn`` can't be called so.
         Exception: what the model itself raises, unless the catalogue knows the fault.
 
     Example:
@@ -130,15 +132,16 @@ def checkup(
         >>> checkup(model, loss_fn, [batch], torch.optim.SGD(model.parameters(), 0.1)).ok
         True
     """
-    optimizers, wrapper = _optimizers(optimizer), None
+    check(model, loss_fn)
+    optimizers, wrapper = the_optimizers(optimizer), None
     if isinstance(model, nn.parallel.DistributedDataParallel):
         # Each process decides by its own losses which experiments to make: nothing may be sent.
         model, wrapper = model.module, model
-    if any(t.is_meta for t in itertools.chain(model.parameters(), model.buffers())):
-        raise ValueError("the model is on the meta device and has no values; move it to the CPU")
-    with preserve(model, *optimizers, others=_generators(batches)):
+    check_values(model)
+    with preserve(model, *optimizers, others=_generators(batches)), uncompiled():
         warnings.simplefilter("ignore")
         taken = _taken(batches)
+        check_values(model, *taken)
         # A backward pass leaves gradients in those, too.
         tracked = [tensor for _, tensor in tensors_in(taken) if tensor.requires_grad]
         with preserve(nn.Module(), others=tracked):
@@ -153,24 +156,12 @@ def checkup(
 RULES = (rules_data, rules_forward, rules_backward, rules_update)
 
 
-def _optimizers(given) -> tuple[torch.optim.Optimizer, ...]:
-    if given is None:
-        return ()
-    if isinstance(given, torch.optim.Optimizer):
-        return (given,)
-    several = isinstance(given, Iterable) and not isinstance(given, str)
-    optimizers = tuple(given) if several else (given,)
-    for one in optimizers:
-        if not isinstance(one, torch.optim.Optimizer):
-            raise TypeError(
-                f"optimizer: expected a torch.optim.Optimizer, got {type(one).__name__}"
-            )
-    return optimizers
-
-
 def _taken(batches: Iterable[Any]) -> list[Any]:
-    if isinstance(batches, Tensor):
-        raise TypeError("batches is one tensor; pass an iterable of batches, such as [batch]")
+    if isinstance(batches, Tensor | Mapping) or not (
+        isinstance(batches, Iterable) or hasattr(batches, "__getitem__")
+    ):
+        kind = "one tensor" if isinstance(batches, Tensor) else f"a {type(batches).__name__}"
+        raise TypeError(f"batches is {kind}; pass an iterable of batches, such as [batch]")
     taken = list(itertools.islice(iter(batches), MOST_BATCHES))
     if not taken:
         raise ValueError(
@@ -205,10 +196,16 @@ def _gather(model, loss_fn, batches, optimizers) -> Checked:
             )
         if seen.error is None and seen.loss.numel() != 1:
             raise ValueError(f"loss_fn returned shape {tuple(seen.loss.shape)}; expected a scalar")
+        if seen.error is None and seen.loss.is_complex():
+            raise ValueError(f"loss_fn returned {seen.loss.dtype}; expected a real scalar")
         evidence.observations.append(seen)
     first = evidence.observations[0]
     known = list(rules_backward.raised(evidence))
     if first.error is not None and not known:
+        if all(isinstance(batch, Tensor) for batch in batches):
+            first.error.add_note(
+                "Each tensor in batches was taken for a batch of its own; one batch is [batch]."
+            )
         raise first.error
     for seen in evidence.observations:
         if seen.phase == "backward" and seen.error is not None:
@@ -231,7 +228,7 @@ def _worth_recording(batches: list[Any]) -> list[int]:
     chosen.append(min(range(len(batches)), key=sizes.__getitem__))
     for index, batch in enumerate(batches):
         floating = [t for _, t in tensors_in(batch) if t.is_floating_point()]
-        if not all(bool(t.isfinite().all()) for t in floating):
+        if not all(bool(t.isfinite().all()) for t in map(entries, floating)):
             chosen.append(index)
             break
     return [index for index in dict.fromkeys(chosen) if index < len(batches)]
@@ -295,7 +292,9 @@ def _train(evidence: Checked, loss_fn, batches: list[Any]) -> None:
         first = [[ratio for s, ratio in ratios if s == step] for step in range(5)]
         evidence.early_ratio = max((statistics.median(f) for f in first if f), default=0.0)
         late = [ratio for step, ratio in ratios if step > 2] or [ratio for _, ratio in ratios]
-        evidence.update_ratio = float(torch.tensor(late).median()) if late else math.nan
+        evidence.update_ratio = (
+            float(torch.tensor(late, device="cpu").median()) if late else math.nan
+        )
         now = dict(model.named_parameters())
         for name, before in evidence.start.items():
             after = now[name].detach() if name in now else before
@@ -414,23 +413,18 @@ def _loop(evidence, loss_fn, batches, quiet: bool = False) -> tuple[list[float],
             break
         before = [w.detach().clone() for w in weights]
         for optimizer in optimizers:
-            optimizer.step(compute) if _needs_closure(optimizer) else optimizer.step()
+            optimizer.step(compute) if needs_closure(optimizer) else optimizer.step()
         if weights:
             with torch.no_grad():
                 moved = stacked(norms(torch._foreach_sub(weights, before)))
                 size = stacked(norms(before))
-            fed = torch.tensor([w.grad is not None for w in weights])
-            ratio = (moved / size)[(size > 0) & fed.to(size.device)]
+            fed = [w.grad is not None for w in weights]
+            fed = torch.tensor(fed, device=size.device)
+            ratio = (moved / size)[(size > 0) & fed]
             ratios += [(step, float(value)) for value in ratio]
         if time.monotonic() - begun > SECONDS:
             break
     return losses, ratios
-
-
-def _needs_closure(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether ``step`` can't be called without one, as LBFGS can't."""
-    parameter = inspect.signature(type(optimizer).step).parameters.get("closure")
-    return parameter is not None and parameter.default is inspect.Parameter.empty
 
 
 def _note_error(evidence: Checked, error: Exception, index: int, batch: Any) -> None:

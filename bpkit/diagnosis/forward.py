@@ -244,9 +244,10 @@ def observe(
             seen.loss = loss
             seen.loss_value = recording._known.get(id(loss), (None, None, None))[2]
             if loss.requires_grad:
-                if backward and loss.numel() == 1:
+                backward &= loss.numel() == 1 and not loss.is_complex()
+                if backward:
                     _backward(seen)
-                whole = backward and loss.numel() == 1 and seen.error is None
+                whole = backward and seen.error is None
                 try:
                     seen.graph = recording.graph(loss, gradients=whole)
                 except RuntimeError:  # reentrant checkpoints refuse to be asked for gradients

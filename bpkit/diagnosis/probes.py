@@ -115,6 +115,8 @@ def mixing(model: nn.Module, loss_fn: LossFn, batch: Any, base: Recording) -> li
         ``[]`` if rows stay apart, one :class:`Mixing` for the place where they first meet, or
         ``None`` if that can't be decided.
     """
+    if not _in_rows(batch):
+        return None
     given = [(path, t) for path, t in tensors_in(batch) if t.ndim and not t.is_complex()]
     inputs = [(path, t) for path, t in given if _read_by_module(base, t)]
     count = _count(batch)
@@ -133,6 +135,11 @@ def mixing(model: nn.Module, loss_fn: LossFn, batch: Any, base: Recording) -> li
             return []
         found += [met] if isinstance(met, Mixing) else []
     return found[:1] if tried else None
+
+
+def _in_rows(batch: Any) -> bool:
+    """Whether rows can be taken out and put in: not of sparse and nested tensors."""
+    return all(t.layout == torch.strided and not t.is_nested for _, t in tensors_in(batch))
 
 
 def _count(batch: Any) -> int | None:
@@ -246,7 +253,7 @@ def doubled(model: nn.Module, loss_fn: LossFn, batch: Any, base: Recording) -> f
     A loss that draws random numbers may double by chance, the more easily the closer it is to
     zero. Near 2 it is therefore asked with other draws too; the answer farthest from 2 counts.
     """
-    if rows(batch) is None:
+    if rows(batch) is None or not _in_rows(batch):
         return None
     twice = replaced(batch, lambda path, t: torch.cat([t, t]) if t.ndim else t)
     ratios: list[float] = []
@@ -270,7 +277,7 @@ def alignment(model: nn.Module, loss_fn: LossFn, batch: Any, base: Recording) ->
     changes the same example in the targets and looks which rows of its second argument change.
     """
     count = rows(batch)
-    if count is None or count < 3:
+    if count is None or count < 3 or not _in_rows(batch):
         return None
     names = {id(t): path for path, t in tensors_in(batch)}
     flow = Flow(base, names)

@@ -32,7 +32,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._C import DisableTorchFunction
+from torch._subclasses.fake_tensor import is_fake
 from torch.amp import GradScaler
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import (
@@ -41,6 +43,7 @@ from torch.optim.optimizer import (
 )
 from torch.utils.data import DataLoader
 
+from bpkit.arguments import unlisten
 from bpkit.diagnosis.closer import CloserLook
 from bpkit.diagnosis.evidence import Evidence
 from bpkit.diagnosis.gradients import Backward, Gradients, Slot, some
@@ -94,17 +97,24 @@ class Recorder:
                 "watch(model, optimizer)"
             )
         self.running, self._thread = True, threading.get_ident()
+        self._hooks: list[Any] = []
+        self._patches: list[tuple[Any, str, Any, Any]] = []
+        try:
+            self._listen()
+        except BaseException:  # the block is never entered, so nobody will leave it
+            self._fall_silent()
+            raise
+        return self
+
+    def _listen(self) -> None:
         self._active: set[str] = set()  # wrapped functions that are running
         self._stepping: list[Optimizer] = []
         self._backward: Backward | None = None
         self._in_closure = False
         self._scale: Tensor | None = None
         self._heard: dict[str, Any] = {}
-        self._patches: list[tuple[Any, str, Any, Any]] = []
-        self._hooks = [
-            register_optimizer_step_pre_hook(self._before_step),
-            register_optimizer_step_post_hook(self._after_step),
-        ]
+        self._hooks.append(register_optimizer_step_pre_hook(self._before_step))
+        self._hooks.append(register_optimizer_step_post_hook(self._after_step))
         self._wrap(torch.autograd, "backward", self._around_backward)
         for kind in (nn.Module, *_family(Optimizer, "zero_grad")):
             self._wrap(kind, "zero_grad", self._around_zero)
@@ -120,9 +130,8 @@ class Recorder:
                 self._own(optimizer)
             self._gradients.look()
             self._closer.start()
-        return self
 
-    def __exit__(self, kind, error, trace) -> None:
+    def _fall_silent(self) -> None:
         self.running = False
         self._closer.close()
         for hook in self._hooks:
@@ -130,6 +139,10 @@ class Recorder:
         for owner, name, original, wrapper in reversed(self._patches):
             if vars(owner).get(name) is wrapper:  # else wrapped again by others: ours falls silent
                 setattr(owner, name, original)
+
+    def __exit__(self, kind, error, trace) -> None:
+        self._fall_silent()
+        unlisten(trace)
         if error is not None:
             self._note(
                 "raised",
@@ -666,6 +679,12 @@ def _check(model: Any, optimizers: tuple, every: Any) -> None:
             f"parameter {empty[0]} is on the meta device and has no values to watch: give the "
             "model real ones first, by model.to_empty(device=...) and an initialisation"
         )
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    if any(is_lazy(parameter) for group in groups for parameter in group["params"]):
+        raise ValueError(
+            "the optimizer holds parameters of lazy modules, which have no shape yet: run one "
+            "forward pass first, then make the optimizer"
+        )
 
 
 def _family(kind: type, name: str) -> list[type]:
@@ -680,7 +699,7 @@ def _short(error: BaseException) -> str:
 
 def _loss(roots: list[Tensor], weights: Any) -> Tensor | float | None:
     """The scalar on which backward is called."""
-    if not roots or any(root.is_complex() for root in roots):
+    if not roots or any(root.is_complex() or is_fake(root) or root.is_meta for root in roots):
         return None
     weights = [weights] if isinstance(weights, Tensor) or weights is None else list(weights)
     weights += [None] * (len(roots) - len(weights))

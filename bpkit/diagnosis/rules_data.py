@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from bpkit.batches import tensors_in
+from bpkit.batches import entries, tensors_in
 from bpkit.diagnosis.forward import SHAPING, Observation
 from bpkit.diagnosis.probes import LOSSES
 from bpkit.diagnosis.report import Finding
@@ -52,7 +52,7 @@ def all_zero_input(evidence) -> Iterator[Finding]:
     for seen in evidence.observations:
         for path, tensor in inputs_of(seen, whole=True).items():
             read[path] = read.get(path, 0) + 1
-            zero[path] = zero.get(path, 0) + (not bool(tensor.detach().any()))
+            zero[path] = zero.get(path, 0) + (not bool(entries(tensor.detach()).any()))
     for path, count in read.items():
         # A first hidden state or a padding tensor is 0 too: it counts if nothing else comes in.
         if zero[path] == count and all(zero[other] == read[other] for other in read):
@@ -145,7 +145,7 @@ def unscaled_input(evidence) -> Iterator[Finding]:
             value = _first_read(seen, operation)
             if value is None:
                 continue
-            data = value.data.detach()
+            data = entries(value.data.detach())
             size = float(data.float().square().mean().sqrt())
             most = float(data.abs().max())
             if not torch.isfinite(data).all() or (most > 1e-2 and size <= 30):

@@ -80,10 +80,11 @@ def _missing(evidence, missing: list[str], total: int) -> Iterator[Finding]:
     order = _order(seen)
     at = {name: place for place, name in enumerate(order)}
     owned = [at[n] for n, p in seen.parameters.items() if id(p) in evidence.owned and n in at]
-    if not owned:
+    if not owned and at:
         return
-    behind = [n for n in missing if at.get(n, -1) > max(owned)]
-    between = [n for n in missing if min(owned) < at.get(n, -1) < max(owned)]
+    # Where no parameter is read in sight (a script) nothing is behind or between: a note.
+    behind = [n for n in missing if owned and at.get(n, -1) > max(owned)]
+    between = [n for n in missing if owned and min(owned) < at.get(n, -1) < max(owned)]
     supervised = any(True for _ in targets(seen))
     few = len(missing) <= len(owned)
     severity = "fault" if (behind and supervised) or (between and few) else "note"
