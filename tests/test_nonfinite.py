@@ -377,8 +377,9 @@ def acos_of_dot(model, batch):
 
 
 @sick("nan-backward-acos", "AsinBackward0", 4, batch=lambda: with_entry(-1.0).clamp(-1, 0.9))
-def asin_of_clamped(model, x):
-    return torch.asin(model(x).clamp(-1, 1)).sum()  # here
+def asin_of_bounded(model, x):
+    # Not clamp, which has had a derivative of 0 at its bounds since PyTorch 2.14, and of 1 before.
+    return torch.asin(model(x).maximum(-torch.ones(()))).sum()  # here
 
 
 @sick("nan-forward", "AcosBackward0", 4, batch=lambda: with_entry(10.001) / 10)

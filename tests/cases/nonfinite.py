@@ -1044,8 +1044,9 @@ def angle_between_directions(faulty):
     def loss_fn(model, batch):
         x, y = batch
         cosine = (model(x) * y).sum(-1)
-        edge = 1.0 if faulty else 1 - 1e-6
-        return torch.acos(cosine.clamp(-edge, edge)).mean()
+        if not faulty:
+            cosine = cosine.clamp(-1 + 1e-6, 1 - 1e-6)
+        return torch.acos(cosine).mean()
 
     model = Direction()
     return model, loss_fn, torch.optim.Adam(model.parameters(), 1e-2), batches
@@ -1075,7 +1076,8 @@ def rotation_error(faulty):
     def loss_fn(model, batch):
         x, true = batch
         trace = (model(x) * true).sum((1, 2)) / 2
-        return torch.arccos(trace.clamp(-1, 1) * (1.0 if faulty else 0.99999)).mean()
+        trace = trace.minimum(torch.ones(()))
+        return torch.arccos(trace * (1.0 if faulty else 0.99999)).mean()
 
     model = Rotate()
     return model, loss_fn, torch.optim.Adam(model.parameters(), 1e-2), batches

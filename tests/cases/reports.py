@@ -992,7 +992,9 @@ def quaternion_logarithm(faulty):
         norm_q = vector.norm(dim=-1, keepdim=True)
         if faulty:
             norm_q = norm_q.clamp(min=1e-8)
-            log = vector * torch.acos(torch.clamp(scalar, -1.0, 1.0)) / norm_q
+            # Theirs clamps the scalar, which helps from PyTorch 2.14 on: at its bounds, clamp has
+            # had a derivative of 0 since then, and of 1 before.
+            log = vector * torch.acos(scalar) / norm_q
         else:
             small = norm_q < 1e-4
             angle = torch.acos(torch.where(small, 0.0, scalar).clamp(-0.99999, 0.99999))
