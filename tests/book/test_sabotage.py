@@ -325,7 +325,9 @@ def executed(tmp_path_factory):
     (folder / "untouched.ipynb").write_bytes(SAMPLE.read_bytes())
     (folder / "broken.ipynb").write_text(refresh.dumps(broken), encoding="utf-8")
     environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
-    environment["PYTHONPATH"] = str(ROOT / "chapters")  # so that its conftest is a plugin here
+    # The conftest of the chapters is a plugin here; bpkit and its packages are those of this run.
+    paths = [str(ROOT / "chapters"), str(ROOT), environment.get("PYTHONPATH")]
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     run = subprocess.run(
         [sys.executable, "-m", "pytest", "--nbval", "--nbval-current-env", "-p", "conftest",
          f"--nbval-sanitize-with={ROOT / 'tests' / 'nbval_sanitize.cfg'}", "--color=no",
