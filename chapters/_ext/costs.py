@@ -5,6 +5,7 @@ ratios in ``tests/benchmarks/watch.json``, ``key :: what it is`` on each line. W
 ``:columns: small | large``, a line is a row of the ratios ``key, small`` and ``key, large``; with
 ``:decimals: 2``, not three digits but two decimals are shown.
 ``{growth}`` draws cost against size.
+``{stability}`` writes a table of the runs in ``tests/stability.json``.
 """
 
 import itertools
@@ -21,6 +22,7 @@ from markup import Directive
 PAGES = "tests/costs.json"
 BENCHMARKS = "tests/benchmarks"
 MINUS = "\N{MINUS SIGN}"
+STABILITY = "tests/stability.json"
 
 
 class Tables(Directive):
@@ -221,6 +223,25 @@ def with_spread(record, key, decimals):
     return f"{median} ({low}–{high})"
 
 
+class Stability(Tables):
+    """Each way in which all tests were run: with which versions, and how it ended."""
+
+    def run(self):
+        runs = list(self.record(STABILITY).values())
+        rows = [
+            [
+                run["text"],
+                *(run[name] for name in ("python", "numpy", "torch")),
+                *(f"{run[name]:,}" for name in ("passed", "failed")),
+            ]
+            for run in runs
+        ]
+        heads = ["what differs", "Python", "NumPy", "PyTorch", "passed", "failed"]
+        days = sorted({run["date"] for run in runs})
+        when = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
+        return [self.table(heads, rows), self.paragraph(f"Run on Linux, {when}.")]
+
+
 def kilobytes(size):
     return f"{size / 1000:.0f}" if size else "–"
 
@@ -235,4 +256,5 @@ def setup(app):
     app.add_directive("costs", Costs)
     app.add_directive("benchmark", Benchmark)
     app.add_directive("growth", Growth)
+    app.add_directive("stability", Stability)
     return {"version": "1", "parallel_read_safe": True}
