@@ -64,6 +64,8 @@ def opened(browser, base, name, scheme="light", width=1280):
     context.route("**/*", gate)
     page = context.new_page()
     page.on("requestfailed", lambda request: problems.append(f"request failed: {request.url}"))
+    # What a socket sends meets no route.
+    page.on("websocket", lambda socket: problems.append(f"request to another place: {socket.url}"))
     page.on("response", responded)
     page.on("console", logged)
     page.on("pageerror", lambda error: problems.append(f"page error: {error}"))

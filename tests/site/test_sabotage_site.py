@@ -24,6 +24,11 @@ BREAKAGES = {
         '<script src="https://cdn.example.org/x.js"></script></article>',
         "request to another place: https://cdn.example.org/x.js",
     ),
+    "a socket": (
+        "</article>",
+        "<script>new WebSocket('wss://log.example.org/')</script></article>",
+        "request to another place: wss://log.example.org/",
+    ),
     "error in a script": (
         "</article>",
         "<script>noSuchFunction()</script></article>",
