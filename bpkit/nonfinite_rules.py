@@ -247,7 +247,7 @@ A negative base, {a:.4g}, with the exponent {b:.4g} is not defined.
 x.clamp_min(1e-8) ** p, or x.sign() * x.abs().clamp_min(1e-8) ** p
 acos asin | a = ±1 | nan-backward-acos
 {name} has slope 1/√(1 − x²), infinite at x = ±1.
-clamp inside of the border, x.clamp(-1 + 1e-6, 1 - 1e-6): clamping to [-1, 1] keeps it
+clamp inside of the border, x.clamp(-1 + 1e-6, 1 - 1e-6): clamping to [-1, 1] leaves the 1
 acos asin | a beyond ±1 | nan-backward
 {name} is defined from −1 to 1; rounding has carried x to {a:.9g}.
 x.clamp(-1 + 1e-6, 1 - 1e-6) before it
