@@ -229,7 +229,7 @@ class Watch(TorchDispatchMode):
     def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
         result = function(*arguments, **(keywords or {}))
         storages = all_storages(tree_leaves(result))
-        if any(address_of(storage) not in self._made for storage in storages):
+        if not self._made.keys() >= set(map(address_of, storages)):
             # torch.tensor(...) is first seen here, as the argument and the result.
             fresh = function is torch.ops.aten.lift_fresh.default
             given = () if fresh else all_storages(tree_leaves((arguments, keywords)))

@@ -499,6 +499,10 @@ class Injected(Exception):
     pass
 
 
+# What is raised while Python takes a generator or an object apart goes nowhere.
+DROPPED = "dropped by Python"
+
+
 def run(helper, setting, fault="", share=0.0, points=(0, 0), calls=0):
     """Run a helper, perhaps with a fault at ``share`` of the points or calls that there are.
 
@@ -515,7 +519,8 @@ def run(helper, setting, fault="", share=0.0, points=(0, 0), calls=0):
             raise KeyboardInterrupt if fault.startswith("interrupt") else Injected
         return setting.loss_fn(model, batch)
 
-    ended = "returned"
+    ended, dropped, hook = "returned", [], sys.unraisablehook
+    sys.unraisablehook = lambda unraisable: dropped.append(unraisable.exc_type)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -525,6 +530,9 @@ def run(helper, setting, fault="", share=0.0, points=(0, 0), calls=0):
             ended = type(error).__name__
         finally:
             sys.setprofile(None)
+            sys.unraisablehook = hook
+    if ended == "returned" and dropped == [KeyboardInterrupt]:
+        ended = DROPPED
     return ended, profile.where or "(nowhere)", profile.seen, heard
 
 
@@ -572,7 +580,8 @@ def test_trial(seed):
     ended, where, *_ = run(helper, setting, fault, share, points, calls)
     fell[name, fault, f"{where}, then {ended}"] += 1
     told = f"{told}, {fault} at {where}, then {ended}"
-    assert where == "(nowhere)" or "error" in fault or ended == "KeyboardInterrupt", told
+    heard = ended in ("KeyboardInterrupt", DROPPED)
+    assert where == "(nowhere)" or "error" in fault or heard, told
     lost = different(before, picture(setting, not trains))
     if trains and "." not in where:  # PyTorch's own code in the reader's block: not our grad mode
         lost = [name for name in lost if name != "grad mode"]
