@@ -423,16 +423,17 @@ def test_one_tensor_as_a_batch():
     assert checkup(model, lambda m, x: F.mse_loss(m(x), x), batches).ok
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-def test_loader_with_its_own_generator(workers):
+@pytest.mark.parametrize("context", [None, "forkserver"])
+def test_loader_with_its_own_generator(context):
     x, y = torch.cat([b[0] for b in some_batches(8)]), torch.cat([b[1] for b in some_batches(8)])
     orders = []
     for look in (False, True):
         generator = torch.Generator().manual_seed(4)
         sampler = torch.utils.data.RandomSampler(x, generator=torch.Generator().manual_seed(5))
         loader = DataLoader(
-            TensorDataset(x, y), 6, sampler=sampler, num_workers=workers, generator=generator
-        )
+            TensorDataset(x, y), 6, sampler=sampler, generator=generator,
+            num_workers=1 if context else 0, multiprocessing_context=context,
+        )  # fmt: skip
         torch.manual_seed(6)
         if look:
             assert checkup(classifier(), loss_fn, loader).ok

@@ -1363,10 +1363,15 @@ def closures(model, batches, optimizer):
         optimizer.step(closure)
 
 
+# Forked from here, with the threads that the test runner has, a worker may wait for ever.
+A_WORKER = {"num_workers": 1, "multiprocessing_context": "forkserver"}
+
+
 def workers(model, batches, optimizer):
     rows = TensorDataset(*map(torch.cat, zip(*batches, strict=True)))
+    loader = DataLoader(rows, 6, shuffle=True, persistent_workers=True, **A_WORKER)
     for _ in range(2):
-        for batch in DataLoader(rows, 6, shuffle=True, num_workers=1):
+        for batch in loader:
             optimizer.zero_grad()
             cross_entropy(model, batch).backward()
             optimizer.step()

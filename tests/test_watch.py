@@ -1114,7 +1114,8 @@ def test_other_threads_and_other_models_are_ignored():
 
 def test_loader_with_workers():
     model, optimizer, batches = setting()
-    data = DataLoader(torch.cat([x for x, _ in batches]), batch_size=32, num_workers=1)
+    worker = {"num_workers": 1, "multiprocessing_context": "forkserver"}
+    data = DataLoader(torch.cat([x for x, _ in batches]), batch_size=32, **worker)
     with watch(model, optimizer, every=1) as log:
         for x in data:
             optimizer.zero_grad()
