@@ -1,4 +1,4 @@
-"""What if Ctrl-C comes while I put things back?  Introduced in chapter 8.
+"""What if Ctrl-C comes while I put things back?
 
 Python raises ``KeyboardInterrupt`` between any two steps of a program, also halfway into
 ``__enter__`` or ``__exit__``: then a hook is registered that nobody will remove. What is
