@@ -656,14 +656,6 @@ def test_warnings_of_the_program_do_not_reach_the_reader_in_a_flood():
     assert len(caught) <= 1
 
 
-@pytest.fixture
-def one_process():
-    store = torch.distributed.HashStore()
-    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
-    yield
-    torch.distributed.destroy_process_group()
-
-
 @pytest.mark.parametrize("tolerated", [False, True])
 def test_unused_parameters_are_a_fault_of_data_parallel_unless_it_looks_for_them(
     one_process, tolerated

@@ -1302,14 +1302,6 @@ class Logarithm(nn.Module):
         return (self.body(x) * 0 - 1).log()
 
 
-@pytest.fixture
-def one_process():
-    store = torch.distributed.HashStore()
-    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
-    yield
-    torch.distributed.destroy_process_group()
-
-
 def test_distributed(one_process):
     torch.manual_seed(0)
     batches = classes()
