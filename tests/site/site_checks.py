@@ -61,9 +61,14 @@ def opened(browser, base, name, scheme="light", width=1280):
         if message.type == "error":
             problems.append(f"console: {message.text}")
 
+    def failed(request):
+        # A page that is left breaks off what it still waits for, its icon for one.
+        if request.failure != "net::ERR_ABORTED":
+            problems.append(f"request failed: {request.url}")
+
     context.route("**/*", gate)
     page = context.new_page()
-    page.on("requestfailed", lambda request: problems.append(f"request failed: {request.url}"))
+    page.on("requestfailed", failed)
     # What a socket sends meets no route.
     page.on("websocket", lambda socket: problems.append(f"request to another place: {socket.url}"))
     page.on("response", responded)

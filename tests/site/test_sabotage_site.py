@@ -106,3 +106,20 @@ def test_broken(browser, small, tmp_path, old, new, expected):
     page.write_text(text.replace(old, new, 1), encoding="utf-8")
     found = problems(browser, folder)
     assert [problem for problem in found if expected in problem], found
+
+
+def test_a_page_that_is_left_owes_no_answer(browser, small):
+    """What was asked for and not yet there is broken off; what fails on a page is a fault."""
+    with checks.serve(small) as address, checks.opened(browser, address, PAGE) as (page, found):
+        page.route("**/lost.png", lambda route: route.abort())
+        page.route("**/slow.png", lambda route: None)
+        with page.expect_event("requestfailed"):
+            page.evaluate("new Image().src = 'lost.png'")
+        with page.expect_request("**/slow.png"):
+            page.evaluate("new Image().src = 'slow.png'")
+        with page.expect_event("requestfailed"):
+            page.goto(f"{address}chapters/claims.html")
+        assert [problem for problem in found if "slow.png" in problem] == []
+        assert [problem for problem in found if "request failed" in problem] == [
+            f"request failed: {address}chapters/lost.png"
+        ]
