@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from bpkit import checkup, find_nonfinite
 from bpkit.data import digits
 from bpkit.diagnosis.checkup import Checked, _gather
+from bpkit.diagnosis.probes import doubled, random_in_eval, recorded
 from bpkit.diagnosis.rules_backward import _relative
 from bpkit.diagnosis.rules_update import (
     _shot_up,
@@ -304,6 +305,12 @@ def test_meta_device():
     raises(ValueError, "meta device", classifier().to("meta"), loss_fn, some_batches())
 
 
+def test_the_model_is_named_before_the_batch():
+    batch = torch.ones(6, 5, device="meta"), torch.arange(6)
+    with pytest.raises(ValueError, match=r"^the model's 0\.weight is on the meta device"):
+        find_nonfinite(classifier().to("meta"), loss_fn, batch)
+
+
 @pytest.mark.parametrize("value", [1.0, None, "loss", (torch.ones(()),)])
 def test_loss_that_is_no_tensor(value):
     found = type(value).__name__
@@ -346,6 +353,52 @@ def test_errors_of_the_program_pass_through(where):
         )
     assert caught.value is error
     assert_same(before, picture(model, [], None))
+
+
+def test_a_later_batch_on_which_the_program_stops():
+    """Batches 0, 1 and the shortest are recorded, 5 is met in the plain loop alone."""
+    torch.manual_seed(0)
+    model, batches = classifier(), some_batches(8)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    def strict(model, batch):
+        if batch[0] is batches[6][0] or batch[0] is batches[5][0]:
+            raise ValueError("more than I can take")
+        return loss_fn(model, batch)
+
+    before = picture(model, [optimizer], None)
+    with pytest.raises(ValueError, match="more than I can take") as caught:
+        checkup(model, strict, batches, optimizer)
+    assert caught.value.__notes__ == ["It came of batch 5, counted from 0."]
+    assert_same(before, picture(model, [optimizer], None))
+    # Where faults are found, they are told, and the batch with them.
+    body = torch.optim.SGD(model[0].parameters(), 0.1)
+    report = checkup(model, strict, batches, body)
+    assert [finding.slug for finding in report.faults] == ["optimizer-missing-params"]
+    assert report.undecided == ["Batch 5 ends in ValueError: more than I can take"]
+    # What the catalogue knows is a finding.
+    batches[5][1][2] = 3
+    (finding,) = checkup(model, loss_fn, batches, optimizer).faults
+    assert finding.slug == "label-misaligned"
+    assert finding.where.endswith("batch 5")
+    assert finding.evidence == "IndexError: Target 3 is out of bounds."
+
+
+def test_a_program_that_takes_each_batch_once():
+    torch.manual_seed(0)
+    model, batches, taken = classifier(), some_batches(4), []
+
+    def once(model, batch):
+        training = torch.is_grad_enabled() and model[0].weight.ne(start).any()
+        if training and any(batch[0] is one for one in taken):
+            raise ValueError("had that")
+        taken.extend([batch[0]] * bool(training))
+        return loss_fn(model, batch)
+
+    start = model[0].weight.detach().clone()
+    report = checkup(model, once, batches, torch.optim.SGD(model.parameters(), 0.01))
+    assert report.ok, report
+    assert len(taken) > 2
 
 
 # What may be a batch
@@ -874,6 +927,33 @@ def test_a_model_that_draws_how_many_steps_it_makes():
     torch.manual_seed(0)
     model = Steps()
     assert checkup(model, loss_fn, some_batches(), torch.optim.Adam(model.parameters(), 1e-3)).ok
+
+
+def test_a_model_that_draws_what_it_computes_beside_the_loss():
+    """Seed 0 takes a result that seed 1 doesn't; what is compared has to be there in both."""
+
+    class Curious(nn.Linear):
+        def forward(self, x):
+            y = super().forward(x)
+            if torch.rand(()) < 0.5:
+                y.abs()
+            else:
+                y.tolist()
+            return y
+
+    batch = some_batches(1)[0]
+    model = Curious(5, 3)
+    base = recorded(model, loss_fn, batch)
+    assert [o.name for o in base if o.module == ""] == ["linear", "rand", "lt", "bool", "abs"]
+    assert random_in_eval(model, loss_fn, batch, base) is None
+
+
+def test_a_loss_of_another_shape_for_another_size_is_no_sum():
+    def one_number(model, batch):
+        return model(batch).mean() if len(batch) == 6 else model(batch).mean(0)
+
+    model, batch = classifier(), some_batches(1)[0][0]
+    assert doubled(model, one_number, batch, recorded(model, one_number, batch)) is None
 
 
 def test_a_rounding_out_of_sight():

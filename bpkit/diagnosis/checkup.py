@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
+import textwrap
 import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping
@@ -23,6 +24,7 @@ from torch.nn.parameter import is_lazy
 from bpkit.arguments import check, check_values, needs_closure, the_optimizers, uncompiled
 from bpkit.batches import entries, replaced, rows, tensors_in
 from bpkit.diagnosis import rules_backward, rules_data, rules_forward, rules_update
+from bpkit.diagnosis.faults import for_error
 from bpkit.diagnosis.forward import Observation, observe
 from bpkit.diagnosis.probes import (
     Misaligned,
@@ -122,7 +124,8 @@ def checkup(
         ValueError: there is no batch (an iterator that was used up), something is on the meta
             device, or ``loss_fn`` returns no scalar tensor.
         TypeError: an argument is of another kind, or ``loss_fn`` can't be called so.
-        Exception: what the model itself raises, unless the catalogue knows the fault.
+        Exception: what the program itself raises, on the first batch or a later one, unless the
+            catalogue knows the fault. If others are found, ``undecided`` tells of a later batch.
 
     Example:
         >>> model = torch.nn.Linear(3, 2)
@@ -150,7 +153,14 @@ def checkup(
             evidence = _gather(model, loss_fn, taken, optimizers)
             evidence.wrapper = wrapper
             findings = [finding for part in RULES for finding in part.rules(evidence)]
-    return Report(findings, rules_update.undecided(evidence), _summary(evidence, len(taken)))
+    report = Report(findings, rules_update.undecided(evidence), _summary(evidence, len(taken)))
+    if (stopped := _unexplained(evidence)) is not None:
+        if report.ok:
+            stopped.error.add_note(f"It came of batch {stopped.index}, counted from 0.")
+            raise stopped.error
+        said = f"{type(stopped.error).__name__}: {stopped.error}"
+        report.undecided.append(f"Batch {stopped.index} ends in {textwrap.shorten(said, 180)}")
+    return report
 
 
 RULES = (rules_data, rules_forward, rules_backward, rules_update)
@@ -399,7 +409,8 @@ def _loop(evidence, loss_fn, batches, quiet: bool = False) -> tuple[list[float],
         try:
             loss = compute()
         except Exception as error:
-            if not quiet:
+            # Uncatalogued, and on a batch that has gone through before, it may come of repeating.
+            if not quiet and (step < len(batches) or for_error(str(error))):
                 _note_error(evidence, error, step % len(batches), batch)
             continue
         losses.append(float(loss.detach()))
@@ -432,6 +443,13 @@ def _note_error(evidence: Checked, error: Exception, index: int, batch: Any) -> 
         seen = evidence.observations[0]
         later = Observation(index, batch, seen.recording, seen.flow, seen.parameters, error=error)
         evidence.observations.append(later)
+
+
+def _unexplained(evidence: Checked) -> Observation | None:
+    """The first batch on which the program raised something that the catalogue doesn't know."""
+    found = (seen for seen in evidence.observations if seen.error is not None)
+    unknown = [seen for seen in found if not for_error(str(seen.error))]
+    return min(unknown, key=lambda seen: seen.index, default=None)
 
 
 def _summary(evidence: Checked, count: int) -> str:
