@@ -45,11 +45,15 @@ class Unbroken:
         except BaseException:
             _stop(self._heard)
             raise
-        if _waiting and not _whole(sys._getframe(1)):
+        try:
+            if self._heard:
+                _hear(_readers(_before), sys._getframe(1))
+        except BaseException:
             try:
                 self._leave(None, None, None)
             finally:
                 _stop(self._heard)
+            raise
         return value
 
     def __exit__(self, *exception: Any) -> bool | None:
@@ -167,6 +171,11 @@ def _stop(heard: bool) -> None:
     reader, found = _readers(_before), _before.pop()
     if signal.getsignal(signal.SIGINT) is _interrupted:  # else the reader has set another
         signal.signal(signal.SIGINT, found)
-    if _waiting and not _whole(sys._getframe(2)):
+    _hear(reader, sys._getframe(2))
+
+
+def _hear(reader: Any, frame: FrameType) -> None:
+    """What has waited, if nothing unbroken runs further out. The reader's handler may return."""
+    if _waiting and not _whole(frame):
         _waiting.clear()
-        reader(signal.SIGINT, sys._getframe(2))
+        reader(signal.SIGINT, frame)

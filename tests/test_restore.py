@@ -15,6 +15,7 @@ import contextlib
 import os
 import random
 import signal
+import subprocess
 import sys
 import threading
 import warnings
@@ -681,6 +682,62 @@ def test_the_handler_is_the_readers_own():
     assert heard == ["entered", "mine", "mine", "left", "mine"]
     interrupt()
     assert heard.count("mine") == 4
+
+
+@pytest.mark.parametrize("when", ["entering", "leaving"])
+def test_behind_a_handler_that_only_takes_note_the_block_goes_on(when):
+    log = []
+    signal.signal(signal.SIGINT, lambda *_: log.append("mine"))
+    with Slow(log, when):
+        log.append("inside")
+    assert (
+        log
+        == {
+            "entering": ["entered", "mine", "inside", "left"],
+            "leaving": ["entered", "inside", "left", "mine"],
+        }[when]
+    )
+
+
+def test_the_readers_handler_is_shown_the_readers_frame():
+    """As a debugger's, which stops there: neither in ``bpkit`` nor further out."""
+    frames = []
+    signal.signal(signal.SIGINT, lambda _, frame: frames.append(frame.f_code))
+
+    @interrupt_module.unbroken
+    def slow():
+        interrupt()
+
+    for when in ("entering", "leaving"):
+        with Slow([], when):
+            pass
+    slow()
+    here = sys._getframe().f_code
+    assert frames == [here, here, here]
+
+
+def test_at_the_top_of_a_script():
+    """Nothing has called it: there is no frame further out to look at."""
+    script = """
+import signal
+from bpkit.interrupt import Unbroken
+
+
+class Slow(Unbroken):
+    def _enter(self):
+        signal.raise_signal(signal.SIGINT)
+        print("entered")
+
+    def _leave(self, *_):
+        print("left")
+
+
+with Slow():
+    print("inside")
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.stdout.split() == ["entered", "left"]
+    assert done.stderr.strip().endswith("KeyboardInterrupt")
 
 
 def test_a_handler_set_in_the_block_stays():
