@@ -133,7 +133,7 @@ def _save_tensor(tensor: Tensor) -> Callable[[], None]:
     gradient = tensor.grad if leaf else None
     gradient_data = None if gradient is None else gradient.data
     gradient_values = None if gradient is None else gradient_data.clone()
-    stores = ("_backward_hooks", "_post_accumulate_grad_hooks")[: 2 if leaf else 1]
+    stores = ("_backward_hooks", "_post_accumulate_grad_hooks")
     hooks = {store: copy.copy(getattr(tensor, store)) for store in stores}
 
     @unseen

@@ -835,7 +835,7 @@ def test_sick(loss_fn, slug, node, row, batch, model, more):
         warnings.simplefilter("ignore")  # torch warns of std over one value
         origin = find_nonfinite(model, loss_fn, batch())
     assert (origin.slug, origin.node, origin.row) == (slug, node, row), str(origin)
-    assert "# here" in origin.line.text, str(origin)
+    assert origin.line.text.endswith("# here"), str(origin)
     assert more.get("repair", "") in origin.repair
 
 

@@ -4,15 +4,25 @@ It runs under coverage, names the context after the test, and writes the seconds
 passed to the file that the environment variable MUTATION_SECONDS names.
 """
 
+import importlib
 import json
 import os
+import pkgutil
 import time
 from pathlib import Path
 
 import coverage
 import pytest
 
+import bpkit
+
 seconds, passed = {}, set()
+
+
+def pytest_sessionstart():
+    """What an import runs belongs to no test: so import all before the first one."""
+    for module in pkgutil.walk_packages(bpkit.__path__, "bpkit."):
+        importlib.import_module(module.name)
 
 
 @pytest.hookimpl(wrapper=True)
