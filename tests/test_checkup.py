@@ -291,7 +291,7 @@ def raises(kind, match, *arguments):
 
 
 def test_no_batch():
-    used = iter(some_batches())
+    used = iter(some_batches(14))
     list(used)
     for empty in (used, [], (), (b for b in ())):
         raises(ValueError, "no batch", classifier(), loss_fn, empty)
@@ -382,6 +382,21 @@ def test_a_later_batch_on_which_the_program_stops():
     assert finding.slug == "label-misaligned"
     assert finding.where.endswith("batch 5")
     assert finding.evidence == "IndexError: Target 3 is out of bounds."
+
+
+def test_a_loss_that_draws_from_an_iterator_which_the_looks_have_used_up():
+    torch.manual_seed(0)
+    model, batches = classifier(), some_batches(8)
+    more = iter(some_batches(14))
+
+    def mixed(model, batch):
+        return loss_fn(model, batch) + loss_fn(model, next(more))
+
+    report = checkup(model, mixed, batches, torch.optim.SGD(model.parameters(), 0.01))
+    assert report.ok, report
+    (said,) = report.undecided
+    assert said.startswith("Batch ")
+    assert said.endswith(" ends in StopIteration")
 
 
 def test_a_program_that_takes_each_batch_once():

@@ -155,10 +155,11 @@ def checkup(
             findings = [finding for part in RULES for finding in part.rules(evidence)]
     report = Report(findings, rules_update.undecided(evidence), _summary(evidence, len(taken)))
     if (stopped := _unexplained(evidence)) is not None:
-        if report.ok:
+        # An iterator that loss_fn draws from may have ended because of the looks before.
+        if report.ok and not isinstance(stopped.error, StopIteration):
             stopped.error.add_note(f"It came of batch {stopped.index}, counted from 0.")
             raise stopped.error
-        said = f"{type(stopped.error).__name__}: {stopped.error}"
+        said = f"{type(stopped.error).__name__}: {stopped.error}".strip(": ")
         report.undecided.append(f"Batch {stopped.index} ends in {textwrap.shorten(said, 180)}")
     return report
 
