@@ -308,7 +308,7 @@ def judge_all(entries, reach, budget, workers, done):
             try:
                 mutant = mutant_of(entry)
                 by, spent = judge(mutant, copy, stages(mutant, reach, budget))
-            except RuntimeError as error:  # say so, and go on: the others take an hour
+            except RuntimeError as error:  # say so, and go on with the others
                 print(f"not judged: {mutant}\n{error}", file=sys.stderr)
                 return
             finally:
