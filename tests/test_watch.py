@@ -939,6 +939,26 @@ def test_dead_and_saturated_units_of_functions_too():
     assert facts["x = F.relu(self.a(x))"]["samples"] == 32 * 6
 
 
+def test_one_line_that_runs_several_times():
+    """With 0, 1 and 2 of 4 units dead, in turn."""
+
+    def net(x):
+        for shift in shifts:
+            x = F.relu(layer(x) + shift)
+        return x
+
+    layer = nn.Linear(4, 4, bias=False)
+    nn.init.eye_(layer.weight)
+    shifts = torch.tensor([[5.0, 5, 5, 5], [-1e6, 5, 5, 5], [5, -1e6, -1e6, 5]])
+    optimizer = torch.optim.SGD(layer.parameters(), 0.0)
+    with watch(layer, optimizer) as log:
+        net(torch.ones(32, 4)).sum().backward()
+        optimizer.step()
+    dead = {place.split(": ")[1]: values[0] for place, values in log.dead.items()}
+    line = "x = F.relu(layer(x) + shift)"
+    assert dead == {line: 0, f"{line} (2)": 0.25, f"{line} (3)": 0.5}
+
+
 def test_not_finite():
     def loop(model, optimizer, batches):
         for number, batch in enumerate(batches):
