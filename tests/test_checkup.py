@@ -384,6 +384,24 @@ def test_a_later_batch_on_which_the_program_stops():
     assert finding.evidence == "IndexError: Target 3 is out of bounds."
 
 
+def test_one_batch_and_a_state_that_is_kept_from_step_to_step():
+    class Remembers(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.cell, self.out, self.state = nn.GRUCell(5, 8), nn.Linear(8, 3), None
+
+        def forward(self, x):
+            self.state = self.cell(x, self.state)
+            return self.out(self.state)
+
+    torch.manual_seed(0)
+    model = Remembers()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    (finding,) = checkup(model, loss_fn, some_batches(1), optimizer).faults
+    assert finding.slug == "second-backward"
+    assert finding.where.endswith("batch 0")
+
+
 def test_a_loss_that_draws_from_an_iterator_which_the_looks_have_used_up():
     torch.manual_seed(0)
     model, batches = classifier(), some_batches(8)

@@ -26,6 +26,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from bpkit import record, watch
 from bpkit.data import digits
 from bpkit.diagnosis.dashboard import _label
+from bpkit.diagnosis.recorder import Recorder
 from bpkit.diagnosis.rules_loop import graph_retained
 from bpkit.diagnosis.series import Series
 
@@ -584,6 +585,7 @@ def test_wiring():
         ("hidden[0].bias", (5,)),
         ("scale", (5, 1)),
     }
+    assert [(leaf["first"], leaf["looks"]) for leaf in evidence.leaves] == [(1, 4)] * 3
     assert evidence.parameters["idle.weight"] == {
         "looks": 4, "with_gradient": 0, "nonzero_gradient": 0, "moved": 0,
         "moved_without_gradient": 0, "shape": (2, 2), "module": "Linear", "trainable": True,
@@ -787,6 +789,21 @@ def test_an_optimizer_inside_another_one():
     assert counts(log) == {}
     assert log.steps == 12
     assert log.evidence.orders == {"zero backward step": 12}
+
+
+def test_a_closer_look_is_opened_once_and_not_at_all_when_they_are_given_up():
+    model, optimizer, _ = setting()
+    with Recorder(model, optimizer) as recorder:
+        look = recorder._closer
+        heard = look._calls
+        assert look.open
+        look.start()
+        assert look._calls is heard
+        assert _len_torch_function_stack() == 1
+        look.mute()
+        look.start()
+        assert not look.open
+    assert _len_torch_function_stack() == 0
 
 
 def test_steps_made_during_backward():
