@@ -386,6 +386,7 @@ def test_what_is_counted_in_a_plain_loop():
     evidence = watched(plain).evidence
     assert evidence.modes == {"train": 12}
     assert evidence.backwards == 12
+    assert [row["wasted"] for row in evidence.rows] == [0] * 12
 
 
 def test_loss_of_a_step_is_the_mean_over_its_backward_passes():
@@ -402,6 +403,19 @@ def test_loss_of_a_step_is_the_mean_over_its_backward_passes():
 
     log = watched(loop)
     assert np.allclose(log.loss, np.reshape(losses, (12, 2)).mean(axis=1), rtol=1e-5)
+
+
+def test_backward_passes_without_a_step_fill_no_memory():
+    model, optimizer, batches = setting()
+    with Recorder(model, optimizer) as recorder:
+        for _ in range(300):
+            loss_of(model, batches[0]).backward()
+        slots = recorder._gradients.slots.values()
+        assert [len(slot.fed) for slot in slots] == [300 - 128] * 4
+        optimizer.step()
+    (row,) = recorder.evidence.rows
+    assert row["backwards"] == 300 - 128
+    assert recorder.evidence.backwards == 300
 
 
 def test_backward_passes_that_were_wiped_are_counted():
