@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from bpkit import checkup, find_nonfinite
 from bpkit.data import digits
 from bpkit.diagnosis.checkup import Checked, _gather
+from bpkit.diagnosis.forward import observe
 from bpkit.diagnosis.probes import doubled, random_in_eval, recorded
 from bpkit.diagnosis.rules_backward import _relative
 from bpkit.diagnosis.rules_update import (
@@ -960,6 +961,25 @@ def test_a_model_that_draws_how_many_steps_it_makes():
     torch.manual_seed(0)
     model = Steps()
     assert checkup(model, loss_fn, some_batches(), torch.optim.Adam(model.parameters(), 1e-3)).ok
+
+
+def test_where_the_numbers_of_an_operation_come_from():
+    """What the program holds elsewhere has a name of its own; gradients lead on to what made it."""
+    model, batch = nn.Linear(5, 3), some_batches(1)[0]
+    constant, leaf = torch.ones(3), torch.zeros(3, requires_grad=True)
+    made = leaf + 1
+
+    def shifted(model, batch):
+        return F.cross_entropy(model(batch[0]) + constant + made, batch[1])
+
+    seen = observe(model, shifted, batch, 0)
+    names = [o.name for o in seen.recording]
+    parameters = {"parameter:weight", "parameter:bias"}
+    linear, first, second = (seen.flow.sources[k] for k in range(3))
+    assert names[:3] == ["linear", "add", "add"]
+    assert linear == {"batch[0]"} | parameters
+    assert first == linear | {f"outside:{id(constant)}"}
+    assert second == first | {f"outside:{id(leaf)}"}
 
 
 def test_a_model_that_draws_what_it_computes_beside_the_loss():
