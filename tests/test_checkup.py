@@ -20,7 +20,7 @@ from bpkit import checkup, find_nonfinite
 from bpkit.data import digits
 from bpkit.diagnosis.checkup import Checked, _gather
 from bpkit.diagnosis.forward import observe
-from bpkit.diagnosis.probes import doubled, random_in_eval, recorded
+from bpkit.diagnosis.probes import custom_backward, doubled, random_in_eval, recorded
 from bpkit.diagnosis.rules_backward import _relative
 from bpkit.diagnosis.rules_update import (
     _shot_up,
@@ -1007,6 +1007,25 @@ def test_a_loss_of_another_shape_for_another_size_is_no_sum():
 
     model, batch = classifier(), some_batches(1)[0][0]
     assert doubled(model, one_number, batch, recorded(model, one_number, batch)) is None
+
+
+@pytest.mark.parametrize("size", [1e-2, 1.0, 1e3])
+def test_a_wrong_backward_is_found_at_any_size(size):
+    class Cube(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return x**3
+
+        @staticmethod
+        def backward(ctx, gradient):
+            (x,) = ctx.saved_tensors
+            return gradient * 2 * x**2  # 3
+
+    batch = size * torch.tensor([1.0, -2.0, 1.5], requires_grad=True)
+    (wrong,) = custom_backward(nn.Identity(), lambda m, x: Cube.apply(x).sum(), batch, {Cube})
+    assert (wrong.name, wrong.argument) == ("Cube", 0)
+    assert wrong.returned / wrong.measured == pytest.approx(2 / 3, rel=1e-3)
 
 
 def test_a_rounding_out_of_sight():
