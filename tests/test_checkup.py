@@ -1009,6 +1009,38 @@ def test_a_loss_of_another_shape_for_another_size_is_no_sum():
     assert doubled(model, one_number, batch, recorded(model, one_number, batch)) is None
 
 
+def test_a_risk_that_is_picked_and_made_small_is_no_likelihood():
+    """The mean of one number in each row, whose sign is not turned."""
+
+    def risk(model, batch):
+        return model(batch[0]).sigmoid().gather(1, batch[1][:, None]).mean()
+
+    model = classifier()
+    report = checkup(model, risk, some_batches(), torch.optim.Adam(model.parameters(), 0.01))
+    assert report.findings == []
+
+
+@pytest.mark.parametrize(("count", "named"), [(7, []), (8, ["constant-labels"])])
+def test_from_eight_labels_on_they_are_constant(count, named):
+    torch.manual_seed(0)
+    model, batch = classifier(), (torch.randn(count, 5), torch.ones(count, dtype=torch.long))
+    report = checkup(model, loss_fn, [batch], torch.optim.SGD(model.parameters(), 0.01))
+    assert [finding.slug for finding in report.faults if "labels" in finding.slug] == named
+
+
+def test_what_else_an_origin_says_ends_the_evidence():
+    def masked(model, batch):
+        return (model(batch[0]).exp() * torch.tensor([0.0, 1, 1])).sum()
+
+    torch.manual_seed(0)
+    model, (x, y) = classifier(), some_batches(1)[0]
+    model[2].bias.data[0] = 1e3
+    also = find_nonfinite(model, masked, (x, y)).also
+    (finding,) = checkup(model, masked, [(x, y)]).faults
+    assert also.startswith("the infinity comes from exp")
+    assert finding.evidence.endswith(f". T{also[1:]}")
+
+
 @pytest.mark.parametrize("size", [1e-2, 1.0, 1e3])
 def test_a_wrong_backward_is_found_at_any_size(size):
     class Cube(torch.autograd.Function):
