@@ -1041,6 +1041,34 @@ def test_what_else_an_origin_says_ends_the_evidence():
     assert finding.evidence.endswith(f". T{also[1:]}")
 
 
+@pytest.mark.parametrize(("on_top", "named"), [(True, ["saturated-activation"]), (False, [])])
+def test_saturated_units_are_hidden_ones_if_weights_follow_anywhere(on_top, named):
+    torch.manual_seed(0)
+    layers = [nn.Linear(5, 12), nn.Tanh(), nn.Unflatten(1, (3, 4)), nn.Flatten()]
+    model = nn.Sequential(*layers, *([nn.Linear(12, 12)] if on_top else []))
+    with torch.no_grad():
+        model[0].weight *= 1e3
+
+    def distance(model, batch):
+        return (model(batch[0]) - batch[0].sum(1, keepdim=True).sign()).square().mean()
+
+    report = checkup(model, distance, some_batches(), torch.optim.SGD(model.parameters(), 1e-3))
+    assert [finding.slug for finding in report.findings if "saturated" in finding.slug] == named
+
+
+@pytest.mark.parametrize(
+    ("held", "severity"), [((0, 2), "fault"), ((0, 3), "fault"), ((0, 4), "note")]
+)
+def test_parameters_between_held_ones_are_a_fault_if_they_are_no_more_than_these(held, severity):
+    """Five layers without bias; the last one held makes it no head that was left out."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Linear(5, 5, bias=False) for _ in range(max(held) + 1)))
+    optimizer = torch.optim.SGD([model[k].weight for k in held], 0.01)
+    report = checkup(model, lambda m, x: m(x).square().mean(), [some_batches(1)[0][0]], optimizer)
+    (finding,) = [f for f in report.findings if f.slug == "optimizer-missing-params"]
+    assert finding.severity == severity
+
+
 @pytest.mark.parametrize("size", [1e-2, 1.0, 1e3])
 def test_a_wrong_backward_is_found_at_any_size(size):
     class Cube(torch.autograd.Function):

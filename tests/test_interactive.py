@@ -2,6 +2,7 @@
 
 import re
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ import torch
 from torch.nn import functional as F
 
 from bpkit import record
-from bpkit.interactive import nan_walk, network_walk, rate_slider
+from bpkit.interactive import nan, nan_walk, network_walk, rate_slider
 from bpkit.interactive.frames import Frame, Frames, arrow, svg, text
 
 GRADIENTS = ("S", "A", "Z", "W1", "b1", "W2", "b2")
@@ -122,6 +123,15 @@ def test_a_finite_loss_is_refused():
         loss = torch.ones(2, 2).sum()
     with pytest.raises(ValueError, match="the loss is 4, not NaN"):
         nan_walk(recording, loss)
+
+
+@pytest.mark.parametrize("found", [{"operation": "exp"}, {"line": None}])
+def test_two_searches_that_disagree_are_refused(found, monkeypatch):
+    """The walk goes back from the loss, find_nonfinite forward from the data."""
+    explain = nan.explain
+    monkeypatch.setattr(nan, "explain", lambda *given: replace(explain(*given), **found))
+    with pytest.raises(ValueError, match="the trail ends at softmax"):
+        nan_walk(*empty_row())
 
 
 def test_a_nan_in_the_data_is_refused():

@@ -725,6 +725,18 @@ def test_fused_attention_saves_what_it_says():
     assert not [each for each in fused.advice if "attention" in each.text]
 
 
+def test_attention_with_one_head_and_no_dimension_for_it():
+    class OneHead(nn.Linear):
+        def forward(self, x):
+            return torch.softmax(x @ super().forward(x).transpose(-1, -2), -1) @ x
+
+    torch.manual_seed(0)
+    rows, places = torch.randn(4, 32, 8), 4 * 32 * 32 * 4  # in bytes
+    model = nn.Sequential(OneHead(8, 8), nn.Linear(8, 1))
+    found = advice(ledger(model, lambda m, x: m(x).mean(), rows), "attention probabilities")
+    assert found.saves == places - places // 32
+
+
 def test_half_the_batch_and_autocast_save_what_they_say():
     model, loss_fn, batch, _ = setting("transformer")
     result = ledger(model, loss_fn, batch)

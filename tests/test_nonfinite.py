@@ -1071,6 +1071,17 @@ class TestInplace:
         assert "y = torch.sigmoid(model(x))" in origin.also
         assert "SigmoidBackward0" in origin.why
 
+    def test_what_is_kept_after_a_change_in_place_is_changed_by_a_later_one(self):
+        def loss_fn(model, x):
+            y = model(x)
+            y.exp_()  # keeps its result, so its own change does no harm
+            y.add_(1)
+            return y.sum()
+
+        origin = self.find(loss_fn)
+        assert (origin.slug, origin.operation) == ("inplace-modified", "add")
+        assert origin.line.text == "y.add_(1)"
+
     def test_a_checkup_tells_each_place_once(self):
         def loss_fn(model, x):
             y = torch.sigmoid(model(x))

@@ -287,7 +287,20 @@ def test_tied_parameters_are_one_row_and_frozen_ones_say_so():
     ]  # fmt: skip
     assert row(report, "head.bias").verdict == "frozen"
     assert row(report, "head.bias").worst_relative is None
+    assert row(report, "head.bias").kink is False
     assert row(report, "a.weight = b.weight").checked == 49
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_loss_that_writes_into_its_batch_writes_into_a_copy(dtype):
+    def cut(model, batch):
+        batch[0].clamp_(max=0)  # the same again, however often
+        return loss_fn(model, batch)
+
+    x, y = batch_of(dtype=dtype)
+    before = x.clone()
+    audit(mlp(dtype=dtype), cut, (x, y))
+    assert torch.equal(x, before)
 
 
 def test_bias_before_batchnorm_is_too_small_to_measure():

@@ -27,8 +27,9 @@ from bpkit import record, watch
 from bpkit.data import digits
 from bpkit.diagnosis.dashboard import _label
 from bpkit.diagnosis.recorder import Recorder
-from bpkit.diagnosis.rules_loop import graph_retained
+from bpkit.diagnosis.rules_loop import _ratios, graph_retained
 from bpkit.diagnosis.series import Series
+from bpkit.diagnosis.wiring import norms
 
 SEEDS = (0, 1, 2)
 LIMIT = 0.6
@@ -803,6 +804,21 @@ def test_an_optimizer_inside_another_one():
     assert counts(log) == {}
     assert log.steps == 12
     assert log.evidence.orders == {"zero backward step": 12}
+
+
+def test_update_ratios_are_those_of_weights_and_not_of_vectors():
+    """A bias starts near 0, so that its first changes are many times its size."""
+    evidence = watched(lambda *given: plain(*given)).evidence
+    late = [sample for sample in evidence.samples if sample["step"] > 2]
+    weights = [sample["change"][name] / sample["before"][name]
+               for sample in late for name in ("0.weight", "2.weight")]  # fmt: skip
+    assert sorted(_ratios(evidence)) == sorted(weights) != []
+
+
+def test_norms_of_tensors_without_entries():
+    tensors = [torch.tensor([3.0, -4.0]), torch.zeros(0)]
+    assert [float(norm) for norm in norms(tensors)] == [5, 0]
+    assert [float(norm) for norm in norms(tensors, float("inf"))] == [4, 0]
 
 
 def test_a_closer_look_is_opened_once_and_not_at_all_when_they_are_given_up():
