@@ -346,6 +346,17 @@ def test_places_are_named():
         saved.by("colour")
 
 
+def test_places_of_two_models_are_named():
+    """A number stands for one module here, so no star takes its place."""
+    first = nn.Sequential(nn.Linear(3, 3), nn.Tanh())
+    second = nn.Sequential(nn.Linear(3, 3), nn.Sigmoid())
+    x = torch.ones(2, 3)
+    table = saved_bytes(lambda: second(first(x)).sum()).table()
+    assert [row[:2] for row in table.rows] == [
+        ["1", "tanh result"], ["Sequential.1", "sigmoid result"]
+    ]  # fmt: skip
+
+
 def test_inplace_error_still_comes():
     def wrong():
         y = torch.ones(3, requires_grad=True).exp()
