@@ -707,7 +707,7 @@ def test_models(kind):
 
 def test_lazy_modules_get_their_shape():
     model = nn.Sequential(nn.LazyLinear(8), nn.ReLU(), nn.LazyLinear(3))
-    assert checkup(model, loss_fn, some_batches()).ok
+    assert checkup(model, loss_fn, some_batches(1)).ok
     assert model(torch.randn(2, 5)).shape == (2, 3)
 
 
@@ -842,6 +842,14 @@ def test_the_first_steps_are_the_first_five():
     evidence = _gather(model, loss_fn, some_batches(), (optimizer,))
     assert 0 < evidence.early_ratio < 0.01
     assert evidence.update_ratio > 10 * evidence.early_ratio
+
+
+@pytest.mark.parametrize(("rate", "factor"), [(1e-4, 1), (1e-6, 1e4), (1e-7, 1e6)])
+def test_a_low_rate_is_raised_until_the_weights_move_by_a_thousandth(rate, factor):
+    """In hundreds. At a rate of 0.05 they move by 0.014 of their size in a step."""
+    model = classifier()
+    optimizer = torch.optim.SGD(model.parameters(), rate)
+    assert _gather(model, loss_fn, some_batches(), (optimizer,)).factor == factor
 
 
 @pytest.mark.parametrize("units", [3, 4])
