@@ -406,6 +406,17 @@ def test_loss_of_a_step_is_the_mean_over_its_backward_passes():
     assert np.allclose(log.loss, np.reshape(losses, (12, 2)).mean(axis=1), rtol=1e-5)
 
 
+def test_no_more_than_300_graphs_are_remembered():
+    """To free a longer chain of them than that would overflow the stack."""
+
+    def long(model, optimizer, batches):
+        for _ in range(310 // len(batches) + 1):
+            plain(model, optimizer, batches)
+
+    graphs = watched(long, every=1).evidence.graphs
+    assert max(graph["tagged"] for graph in graphs) == 300 - 2
+
+
 def test_backward_passes_without_a_step_fill_no_memory():
     model, optimizer, batches = setting()
     with Recorder(model, optimizer) as recorder:
