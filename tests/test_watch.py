@@ -390,6 +390,15 @@ def test_what_is_counted_in_a_plain_loop():
     assert [row["wasted"] for row in evidence.rows] == [0] * 12
 
 
+def test_a_backward_pass_is_asked_for_what_the_program_asked_for():
+    model, optimizer, batches = setting()
+    with watch(model, optimizer) as log:
+        torch.autograd.backward(loss_of(model, batches[0]))
+        assert not any(p.grad.requires_grad for p in model.parameters())
+        optimizer.step()
+    assert "create_graph" not in counts(log)
+
+
 def test_loss_of_a_step_is_the_mean_over_its_backward_passes():
     losses = []
 
@@ -415,6 +424,8 @@ def test_no_more_than_300_graphs_are_remembered():
 
     graphs = watched(long, every=1).evidence.graphs
     assert max(graph["tagged"] for graph in graphs) == 300 - 2
+    assert len(graphs) <= 4 * 64  # and of what was seen in each, the first ones and the last
+    assert (graphs[0]["step"], graphs[-1]["step"]) == (1, 312)
 
 
 def test_backward_passes_without_a_step_fill_no_memory():
@@ -618,6 +629,7 @@ def test_wiring():
         "owner": None, "hooks": 0, "post_hooks": 0,
     }  # fmt: skip
     assert evidence.parameters["seen.weight"]["moved"] == 4
+    assert evidence.parameters["seen.weight"]["with_gradient"] == 4
     assert evidence.parameters["seen.weight"]["owner"] == 0
     (facts,) = evidence.optimizers
     assert facts["frozen"] == ["frozen.weight", "frozen.bias"]
@@ -1312,6 +1324,15 @@ def test_names_of_lines_stay_inside_and_apart(ends):
     assert (np.diff(heights) >= 0.159 * (high - low)).all()
     assert heights[0] >= low + 0.059 * (high - low)
     assert heights[-1] <= high
+
+
+def test_a_line_alone_needs_no_name():
+    log = watched(plain)
+    alone, compared = ([text.get_text() for ax in log.plot(baseline).axes for text in ax.texts]
+                       for baseline in (None, watched(plain, seed=1)))  # fmt: skip
+    names = {"this run", "baseline", "as computed", "baseline, 5–95 %"}
+    assert not names & {*alone}
+    assert names <= {*compared}
 
 
 @pytest.mark.parametrize("loop", [no_step, step_first, closure, by_autograd_grad])

@@ -91,8 +91,6 @@ _CAUSES: dict[str, frozenset[str]] = {
 
 
 def _explains(cause: str, symptom: str) -> bool:
-    if cause == symptom:
-        return False
     if symptom in _CAUSES.get(cause, ()):
         return True
     # Any named NaN is the reason for the symptoms that come with NaN.
