@@ -27,6 +27,7 @@ from bpkit.diagnosis.rules_update import (
     decay_on_norms_and_biases,
     grew,
     learning_rate,
+    suspiciously_fast,
 )
 
 # Everything is as before
@@ -1077,6 +1078,32 @@ def test_parameters_between_held_ones_are_a_fault_if_they_are_no_more_than_these
     assert finding.severity == severity
 
 
+def test_a_frozen_part_under_no_grad_may_add_a_constant():
+    torch.manual_seed(0)
+    model = nn.ModuleList([classifier(), classifier().requires_grad_(False)])
+
+    def with_constant(model, batch):
+        with torch.no_grad():
+            constant = F.cross_entropy(model[1](batch[0]), batch[1])
+        return loss_fn(model[0], batch) + constant
+
+    optimizer = torch.optim.SGD(model[0].parameters(), 0.01)
+    assert checkup(model, with_constant, some_batches(), optimizer).findings == []
+    model[1].requires_grad_(True)
+    found = checkup(model, with_constant, some_batches(), optimizer).faults
+    assert "no-grad-block" in [finding.slug for finding in found]
+
+
+@pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6])
+def test_a_gradient_vanishes_at_any_scale_of_the_loss(scale):
+    torch.manual_seed(0)
+    layers = [part for _ in range(12) for part in (nn.Linear(5, 5), nn.Sigmoid())]
+    model = nn.Sequential(*layers, nn.Linear(5, 3))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1 / scale)
+    report = checkup(model, lambda *given: scale * loss_fn(*given), some_batches(), optimizer)
+    assert [finding.slug for finding in report.faults] == ["vanishing-gradient"]
+
+
 @pytest.mark.parametrize("size", [1e-2, 1.0, 1e3])
 def test_a_wrong_backward_is_found_at_any_size(size):
     class Cube(torch.autograd.Function):
@@ -1183,6 +1210,10 @@ def test_a_logarithm_that_no_target_weighs_has_no_sign_to_flip():
     model = classifier()
     report = checkup(model, sparse, some_batches(), torch.optim.Adam(model.parameters(), 1e-3))
     assert "flipped-loss-sign" not in [finding.slug for finding in report.findings]
+
+
+def test_one_loss_gives_no_reason_to_repeat_it():
+    assert not suspiciously_fast(SimpleNamespace(losses=[1.0], update_ratio=1.0))
 
 
 def test_when_a_loss_grew():

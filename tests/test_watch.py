@@ -26,8 +26,9 @@ from torch.utils.data import DataLoader, TensorDataset
 from bpkit import record, watch
 from bpkit.data import digits
 from bpkit.diagnosis.dashboard import _label
+from bpkit.diagnosis.evidence import Fact
 from bpkit.diagnosis.recorder import Recorder
-from bpkit.diagnosis.rules_loop import _ratios, graph_retained
+from bpkit.diagnosis.rules_loop import _comes_back, _often, _ratios, graph_retained
 from bpkit.diagnosis.series import Series
 from bpkit.diagnosis.wiring import norms
 
@@ -630,6 +631,8 @@ def test_wiring():
     }  # fmt: skip
     assert evidence.parameters["seen.weight"]["moved"] == 4
     assert evidence.parameters["seen.weight"]["with_gradient"] == 4
+    named = {finding.slug: finding for finding in log.report().findings}
+    assert named["unregistered-parameter"].where == evidence.leaves[0]["held"]
     assert evidence.parameters["seen.weight"]["owner"] == 0
     (facts,) = evidence.optimizers
     assert facts["frozen"] == ["frozen.weight", "frozen.bias"]
@@ -1324,6 +1327,37 @@ def test_names_of_lines_stay_inside_and_apart(ends):
     assert (np.diff(heights) >= 0.159 * (high - low)).all()
     assert heights[0] >= low + 0.059 * (high - low)
     assert heights[-1] <= high
+
+
+@pytest.mark.parametrize(("steps", "often"), [(11, True), (12, False)])
+def test_often_is_on_half_of_the_steps(steps, often):
+    fact = Fact(first=1, count=5)
+    evidence = SimpleNamespace(facts={"seen": fact}, optimizers=[{"steps": steps}], steps=steps)
+    assert _often(evidence, "seen") is (fact if often else None)
+    assert _often(evidence, "not seen") is None
+
+
+def test_an_optimizer_that_rests_is_not_missed_unless_it_is_zeroed():
+    def first_of_two(model, first, second, batches, zeroed):
+        for x, _ in batches:
+            for optimizer in zeroed:
+                optimizer.zero_grad()
+            model[0](x).square().mean().backward()
+            first.step()
+
+    for both in (False, True):
+        model, _, batches = setting()
+        first, second = (torch.optim.SGD(model[k].parameters(), 0.05) for k in (0, 2))
+        with watch(model, first, second) as log:
+            first_of_two(model, first, second, batches, [first, second][: 1 + both])
+        found = [finding.slug for finding in log.report().findings]
+        assert ("missing-step" in found) is both
+
+
+def test_a_rate_comes_back_if_it_rises_tenfold():
+    assert _comes_back([1.0, 0.01, 0.2])
+    assert not _comes_back([1.0, 0.1, 0.9])
+    assert not _comes_back([0.01, 0.5, 1.0])
 
 
 def test_a_line_alone_needs_no_name():
