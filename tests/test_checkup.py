@@ -28,6 +28,7 @@ from bpkit.diagnosis.rules_update import (
     grew,
     learning_rate,
     suspiciously_fast,
+    suspiciously_slow,
 )
 
 # Everything is as before
@@ -1069,7 +1070,7 @@ def test_saturated_units_are_hidden_ones_if_weights_follow_anywhere(on_top, name
     ("held", "severity"), [((0, 2), "fault"), ((0, 3), "fault"), ((0, 4), "note")]
 )
 def test_parameters_between_held_ones_are_a_fault_if_they_are_no_more_than_these(held, severity):
-    """Five layers without bias; the last one held makes it no head that was left out."""
+    """One weight in each layer; the last one is held, so that no head is left out."""
     torch.manual_seed(0)
     model = nn.Sequential(*(nn.Linear(5, 5, bias=False) for _ in range(max(held) + 1)))
     optimizer = torch.optim.SGD([model[k].weight for k in held], 0.01)
@@ -1104,23 +1105,52 @@ def test_a_gradient_vanishes_at_any_scale_of_the_loss(scale):
     assert [finding.slug for finding in report.faults] == ["vanishing-gradient"]
 
 
+class Cube(torch.autograd.Function):
+    """In the newer style, whose forward takes no context."""
+
+    @staticmethod
+    def forward(x):
+        return x**3
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (x,) = ctx.saved_tensors
+        return gradient * 3 * x**2
+
+
+class WrongCube(Cube):
+    @staticmethod
+    def backward(ctx, gradient):
+        return 2 / 3 * Cube.backward(ctx, gradient)
+
+
 @pytest.mark.parametrize("size", [1e-2, 1.0, 1e3])
 def test_a_wrong_backward_is_found_at_any_size(size):
-    class Cube(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            ctx.save_for_backward(x)
-            return x**3
-
-        @staticmethod
-        def backward(ctx, gradient):
-            (x,) = ctx.saved_tensors
-            return gradient * 2 * x**2  # 3
-
     batch = size * torch.tensor([1.0, -2.0, 1.5], requires_grad=True)
-    (wrong,) = custom_backward(nn.Identity(), lambda m, x: Cube.apply(x).sum(), batch, {Cube})
-    assert (wrong.name, wrong.argument) == ("Cube", 0)
+    found = {
+        kind: custom_backward(nn.Identity(), lambda m, x, f=kind: f.apply(x).sum(), batch, {kind})
+        for kind in (Cube, WrongCube)
+    }
+    assert found[Cube] == []
+    (wrong,) = found[WrongCube]
+    assert (wrong.name, wrong.argument) == ("WrongCube", 0)
     assert wrong.returned / wrong.measured == pytest.approx(2 / 3, rel=1e-3)
+    assert "forward" not in vars(WrongCube)  # as before
+
+
+@pytest.mark.parametrize(("kind", "named"), [(Cube, []), (WrongCube, ["wrong-backward"])])
+def test_a_wrong_backward_of_the_newer_style_is_named(kind, named):
+    model = classifier()
+
+    def cubed(model, batch):
+        return F.cross_entropy(kind.apply(model(batch[0])), batch[1])
+
+    report = checkup(model, cubed, some_batches(), torch.optim.SGD(model.parameters(), 0.01))
+    assert [finding.slug for finding in report.faults] == named
 
 
 def test_a_rounding_out_of_sight():
@@ -1213,7 +1243,18 @@ def test_a_logarithm_that_no_target_weighs_has_no_sign_to_flip():
 
 
 def test_one_loss_gives_no_reason_to_repeat_it():
-    assert not suspiciously_fast(SimpleNamespace(losses=[1.0], update_ratio=1.0))
+    one = SimpleNamespace(losses=[1.0], update_ratio=1.0, optimizers=[])
+    assert not suspiciously_fast(one)
+    two = SimpleNamespace(losses=[1.0, 1.0], update_ratio=1e-6, optimizers=[])
+    assert suspiciously_slow(two)
+
+
+def test_a_loss_that_fell_slowly_was_not_struck():
+    """At nine tenths of its first value, or less, in the last third, something is learned."""
+    early = {"early_ratio": 1.0, "update_ratio": 0.0}
+    falling = [1.0] * 3 + [0.9] * 3 + [0.8] * 3
+    assert not suspiciously_fast(SimpleNamespace(losses=falling, **early))
+    assert suspiciously_fast(SimpleNamespace(losses=[1.0] * 9, **early))
 
 
 def test_when_a_loss_grew():

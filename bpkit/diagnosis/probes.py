@@ -7,6 +7,7 @@ undecided. Call inside :func:`bpkit.preserve.preserve`.
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -370,9 +371,10 @@ def _logged(functions: set[type]) -> Iterator[dict[type, tuple]]:
     kept = {function: vars(function).get("forward") for function in functions}
     for function in functions:
 
-        def logged(*arguments, _inner=function.forward, _function=function):
-            calls.setdefault(_function, arguments)
-            return _inner(*arguments)
+        @functools.wraps(function.forward)  # with setup_context, PyTorch asks for its signature
+        def logged(*arguments, function=function, forward=function.forward):
+            calls.setdefault(function, arguments)
+            return forward(*arguments)
 
         function.forward = staticmethod(logged)
     try:
@@ -412,7 +414,7 @@ def custom_backward(
         return []
     found = []
     for function, arguments in calls.items():
-        if "setup_context" not in vars(function):
+        if function.setup_context is torch.autograd.Function.setup_context:
             arguments = arguments[1:]  # the context came first
         try:
             found += _checked(function, arguments)
