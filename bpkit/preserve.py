@@ -126,6 +126,9 @@ def _refill(holder: Any, fill: Callable[[Any], None]) -> Callable[[], None]:
     return restore
 
 
+_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
+
+
 @unseen
 def _save_tensor(tensor: Tensor) -> Callable[[], None]:
     data, flag, leaf = tensor.data, tensor.requires_grad, tensor.is_leaf
@@ -133,8 +136,7 @@ def _save_tensor(tensor: Tensor) -> Callable[[], None]:
     gradient = tensor.grad if leaf else None
     gradient_data = None if gradient is None else gradient.data
     gradient_values = None if gradient is None else gradient_data.clone()
-    stores = ("_backward_hooks", "_post_accumulate_grad_hooks")
-    hooks = {store: copy.copy(getattr(tensor, store)) for store in stores}
+    hooks = {store: copy.copy(getattr(tensor, store)) for store in _HOOKS}
 
     @unseen
     @torch.no_grad()

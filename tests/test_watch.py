@@ -834,7 +834,7 @@ def test_an_optimizer_inside_another_one():
 
 def test_update_ratios_are_those_of_weights_and_not_of_vectors():
     """A bias starts near 0, so that its first changes are many times its size."""
-    evidence = watched(lambda *given: plain(*given)).evidence
+    evidence = watched(plain).evidence
     late = [sample for sample in evidence.samples if sample["step"] > 2]
     weights = [sample["change"][name] / sample["before"][name]
                for sample in late for name in ("0.weight", "2.weight")]  # fmt: skip
@@ -1335,6 +1335,15 @@ def test_often_is_on_half_of_the_steps(steps, often):
     evidence = SimpleNamespace(facts={"seen": fact}, optimizers=[{"steps": steps}], steps=steps)
     assert _often(evidence, "seen") is (fact if often else None)
     assert _often(evidence, "not seen") is None
+
+
+def test_a_loss_counts_as_it_was_weighted():
+    model, optimizer, batches = setting()
+    with watch(model, optimizer) as log:
+        loss = loss_of(model, batches[0])
+        torch.autograd.backward(loss, torch.tensor(0.25))
+        optimizer.step()
+    assert log.loss == pytest.approx([0.25 * loss.item()])
 
 
 def test_an_optimizer_that_rests_is_not_missed_unless_it_is_zeroed():

@@ -21,6 +21,10 @@ seconds, passed = {}, set()
 
 def pytest_sessionstart():
     """What an import runs belongs to no test: so import all before the first one."""
+    import_all()
+
+
+def import_all():
     for module in pkgutil.walk_packages(bpkit.__path__, "bpkit."):
         importlib.import_module(module.name)
 

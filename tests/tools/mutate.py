@@ -235,12 +235,11 @@ def of_notebook(path, data):
 
     name = path.relative_to(ROOT).as_posix()
     notebook, begun = refresh.read(path), time.monotonic()
-    # What an import runs belongs to no test: so import all before the context is named.
     head = (
-        "import coverage, importlib, pkgutil, bpkit\n"
+        f"import sys; sys.path.append({str(Path(__file__).parent)!r})\n"
+        "import contexts, coverage\n"
+        "contexts.import_all()\n"
         f"_cov = coverage.Coverage({str(data)!r}, source=['bpkit'], config_file=False)\n"
-        "for _module in pkgutil.walk_packages(bpkit.__path__, 'bpkit.'):\n"
-        "    importlib.import_module(_module.name)\n"
         f"_cov.start()\n_cov.switch_context({name!r})"
     )
     new = nbformat.v4.new_code_cell
