@@ -30,7 +30,7 @@ from bpkit.diagnosis.evidence import Fact
 from bpkit.diagnosis.recorder import Recorder
 from bpkit.diagnosis.rules_loop import _comes_back, _often, _ratios, graph_retained
 from bpkit.diagnosis.series import Series
-from bpkit.diagnosis.wiring import norms
+from bpkit.diagnosis.wiring import norms, parameters_of, walk
 
 SEEDS = (0, 1, 2)
 LIMIT = 0.6
@@ -839,6 +839,20 @@ def test_update_ratios_are_those_of_weights_and_not_of_vectors():
     weights = [sample["change"][name] / sample["before"][name]
                for sample in late for name in ("0.weight", "2.weight")]  # fmt: skip
     assert sorted(_ratios(evidence)) == sorted(weights) != []
+
+
+def test_shared_parameters_are_met_once():
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    model[1].weight = model[0].weight
+    assert [name for name, *_ in parameters_of(model)] == ["0.weight", "0.bias", "1.bias"]
+
+
+def test_a_walk_counts_operations_and_gathers_leaves():
+    w = torch.ones(2, requires_grad=True)
+    count, leaves, complete = walk([(w * 2 + w).sum().grad_fn], 100)
+    assert (count, complete) == (3, True)
+    assert leaves == [w]
+    assert walk([(w * 2).sum().grad_fn], 1)[2] is False
 
 
 def test_norms_of_tensors_without_entries():
